@@ -41,7 +41,7 @@ from escrowmq.replication.replica.admission import Admission
 from escrowmq.replication.replica.agenda import NEVER, Duty
 from escrowmq.replication.replica.entry_writing import Submission
 from escrowmq.replication.replica.validation import level_needed, parse_request
-from escrowmq.replication.state.machine import LEVEL_MAX, StateMachine
+from escrowmq.replication.state.machine import StateMachine
 
 APP, TOPIC, PARTITIONS, BYTES = "bench", "t", 4, 256
 #: As in ``ProducerConfig.request_bytes``: 96 KiB of rows and overhead.
@@ -78,7 +78,7 @@ class OneReplica:
         self._begin()
 
     def _begin(self) -> None:
-        frames = [ops.level(LEVEL_MAX), ops.create_topic(TOPIC, {"partitions": PARTITIONS})]
+        frames = [ops.create_topic(TOPIC, {"partitions": PARTITIONS})]
         self.journal.add(b"\1", 1, 1)
         self.state.apply(1, b"")
         command = encode_command(frames, len(frames), 1_000_000)

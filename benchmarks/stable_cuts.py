@@ -16,7 +16,7 @@ import escrowmq
 from benchmarks.group import GroupUnderTest
 from benchmarks.measure import Latencies
 from benchmarks.workload import TX_BYTES, check_committed
-from escrowmq import Cluster, Message, NotSupported
+from escrowmq import Cluster, Message
 from escrowmq.actors.producer.producer import Producer
 
 TOPIC, GROUPS, PARTITIONS = "cuts", 2, 4
@@ -24,8 +24,6 @@ TOPIC, GROUPS, PARTITIONS = "cuts", 2, 4
 COMMITS_PER_S, BATCH_S, THREADS = 5_000, 0.05, 4
 #: Pause between two cuts: leaders hold commits for a fifth of the time at most.
 PAUSE_S = 0.2
-#: For so long a new cluster may rise to the level of CUT.
-LEVEL_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -41,7 +39,6 @@ def measure_cuts(folder: Path, seconds: float) -> CutFigure:
     """Measure a cluster of two groups in ``folder``, twice for so long."""
     with escrowmq.start_local(groups=GROUPS, replicas=3, data_dir=folder) as cluster:
         cluster.admin.create_topic(TOPIC, partitions=PARTITIONS)
-        _wait_for_the_level(cluster)
         _cuts(cluster, 0.5)  # warm-up
         idle = _cuts(cluster, seconds)
         with GroupUnderTest(cluster).producer(app="bench-cuts") as producer:
@@ -53,18 +50,6 @@ def measure_cuts(folder: Path, seconds: float) -> CutFigure:
                 committed = sum(count.result() for count in counts)
                 took_s = time.perf_counter() - began
     return CutFigure(idle.summary(), busy.summary(), committed / took_s)
-
-
-def _wait_for_the_level(cluster: Cluster) -> None:
-    deadline = time.perf_counter() + LEVEL_S
-    while True:
-        try:
-            cluster.stable_cut([TOPIC])
-            return
-        except NotSupported:
-            if time.perf_counter() > deadline:
-                raise
-        time.sleep(0.1)
 
 
 def _cuts(cluster: Cluster, seconds: float) -> Latencies:

@@ -57,7 +57,7 @@ def empty() -> StateMachine:
 def new_state() -> StateMachine:
     state = empty()
     state.topics.create("t", {"partitions": 1})
-    state.level, state.applied_index, state.now_ms = 8, 1, NOW_MS
+    state.applied_index, state.now_ms = 1, NOW_MS
     return state
 
 

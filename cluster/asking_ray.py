@@ -6,6 +6,7 @@ it no longer than their own time limit.
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 from collections.abc import Callable, Iterable
@@ -47,14 +48,6 @@ def within(wait_s: float, address: str, ask: Callable[[], T]) -> T:
     return answer  # type: ignore[return-value]  # without an error it is a T
 
 
-def ask_broker(broker: Any) -> Any | None:
-    """The call that a broker answers with the fields of ClusterInfo; None: an earlier version has none."""
-    try:
-        return broker.about.remote()
-    except AttributeError:
-        return None
-
-
 def head_waits(namespace: str, address: str, health: dict[str, Any]) -> dict[str, float]:
     """Node -> seconds that its processes wait for a lost Ray head. ``health``: the supervisor's. Raises
     Unavailable."""
@@ -77,12 +70,9 @@ def reconnect_waits(
     def ask() -> dict[tuple[int, int], float]:
         calls: dict[Any, tuple[int, int]] = {}
         for gid, rid in replicas:
-            try:
-                call = ask_broker(ray.get_actor(broker_name(gid, rid), namespace=namespace))
-            except ValueError:
-                continue
-            if call is not None:
-                calls[call] = gid, rid
+            with contextlib.suppress(ValueError):  # it has ended
+                broker: Any = ray.get_actor(broker_name(gid, rid), namespace=namespace)
+                calls[broker.about.remote()] = gid, rid
         done, _ = ray.wait(list(calls), num_returns=len(calls), timeout=wait_s) if calls else ([], [])
         found = {}
         for call in done:

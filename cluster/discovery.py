@@ -15,9 +15,10 @@ from typing import Any, TypeVar
 import ray
 
 from escrowmq.actors.client.topology import ClusterInfo, broker_name
-from escrowmq.cluster.asking_ray import ask_broker, within
-from escrowmq.cluster.launch import ANSWER_TIMEOUT_S, ask_about, find_supervisor, named_actors
+from escrowmq.cluster.asking_ray import within
+from escrowmq.cluster.launch import ANSWER_TIMEOUT_S, find_supervisor, named_actors
 from escrowmq.cluster.settings import HOW_TO
+from escrowmq.replication.carried_settings import from_names
 from escrowmq.replication.errors import ClusterNotFound, Unavailable
 
 log = logging.getLogger(__name__)
@@ -26,7 +27,6 @@ T = TypeVar("T")
 #: The supervisor answers in milliseconds. If it has not after this time, the brokers are asked as well.
 SUPERVISOR_FIRST_S = 1.0
 ASK_AGAIN_S = 0.2
-_SHAPE = ("cluster_id", "namespace", "groups", "replicas")
 #: Clusters that this process has connected to, by (address, namespace). The names of their brokers are known
 #: without a look-up in Ray.
 _known: dict[tuple[str, str], ClusterInfo] = {}
@@ -65,8 +65,8 @@ def _discover(namespace: str, address: str, known: ClusterInfo | None, deadline:
         first, supervisor = error, None
     else:
         patience = min(time.monotonic() + SUPERVISOR_FIRST_S, deadline)
-        seated = _ask_seated(supervisor)
-        info = _first_answer([ask_about(supervisor)], patience)
+        seated = supervisor.seated.remote()
+        info = _first_answer([supervisor.about.remote()], patience)
         if info is not None:
             _note_seated((address, namespace), seated)
             return info
@@ -74,9 +74,8 @@ def _discover(namespace: str, address: str, known: ClusterInfo | None, deadline:
     if first is not None and not brokers:
         raise first
     while True:
-        calls = [call for broker in brokers if (call := ask_broker(broker)) is not None]
-        if supervisor is not None:
-            calls.append(ask_about(supervisor))
+        asked = [*brokers, *([] if supervisor is None else [supervisor])]
+        calls = [actor.about.remote() for actor in asked]
         info = _first_answer(calls, min(time.monotonic() + SUPERVISOR_FIRST_S, deadline))
         if info is not None:
             log.info("the supervisor does not answer; a broker has answered")
@@ -90,17 +89,8 @@ def _discover(namespace: str, address: str, known: ClusterInfo | None, deadline:
         time.sleep(ASK_AGAIN_S)
 
 
-def _ask_seated(supervisor: Any) -> Any | None:
-    try:
-        return supervisor.seated.remote()
-    except AttributeError:  # an earlier version, whose replicas never change
-        return None
-
-
-def _note_seated(cluster: tuple[str, str], asked: Any | None) -> None:
+def _note_seated(cluster: tuple[str, str], asked: Any) -> None:
     """Remember the replicas, for times when the supervisor is away."""
-    if asked is None:
-        return
     try:
         seated: dict[int, list[int]] = ray.get(asked, timeout=SUPERVISOR_FIRST_S)
     except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError) as error:
@@ -142,6 +132,5 @@ def _first_answer(calls: Sequence[Any], deadline: float) -> ClusterInfo | None:
             except (ray.exceptions.RayError, Unavailable) as error:  # dead, restarting, or starting
                 log.debug("no answer: %s", error)
                 continue
-            log_format = answer.get("log_format", "text")  # earlier versions do not say
-            return ClusterInfo(**{name: answer[name] for name in _SHAPE}, log_format=log_format)
+            return from_names(ClusterInfo, answer)
     return None

@@ -147,14 +147,6 @@ def describe(health: dict[str, Any]) -> str:
     )
 
 
-def ask_about(supervisor: Any) -> Any:
-    """The call that a supervisor answers with the fields of ClusterInfo, as far as its version knows them."""
-    try:
-        return supervisor.about.remote()
-    except AttributeError:  # an earlier version
-        return supervisor.info.remote()
-
-
 def find_supervisor(namespace: str, address: str) -> Any:
     """The supervisor's handle. Raises ClusterNotFound, naming the namespaces that have one."""
     try:
@@ -176,7 +168,7 @@ def cluster_info(handle: Any, timeout_s: float = ANSWER_TIMEOUT_S) -> ClusterInf
     while True:
         try:
             left = max(deadline - time.monotonic(), 0.1)
-            return from_names(ClusterInfo, ray.get(ask_about(handle), timeout=left))
+            return from_names(ClusterInfo, ray.get(handle.about.remote(), timeout=left))
         except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError) as error:
             if time.monotonic() >= deadline:
                 raise Unavailable(f"the supervisor does not answer: {error}", 1.0) from error
@@ -360,15 +352,9 @@ def _running(plan: SupervisorPlan, stated: Collection[str] | None) -> Any:
 
 
 def _settings_of(handle: Any, info: ClusterInfo) -> dict[str, dict[str, Any]]:
-    """The settings that the cluster runs with. Raises Unavailable.
-
-    A supervisor of an earlier version reports only the cluster's shape and data directory.
-    """
+    """The settings that the cluster runs with. Raises Unavailable."""
     shape = {"namespace": info.namespace, "groups": info.groups, "replicas": info.replicas}
     try:
-        if not hasattr(handle, "settings"):
-            health = ray.get(handle.health.remote(), timeout=ANSWER_TIMEOUT_S)
-            return {"cluster": shape, "storage": {"data_dir": health["data_dir"]}}
         with typed_errors():
             told: dict[str, Any] = ray.get(handle.settings.remote(), timeout=ANSWER_TIMEOUT_S)
     except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError) as error:

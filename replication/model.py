@@ -292,8 +292,8 @@ class TopicInfo:
     retention_ms: int  # -1: unlimited
     retention_bytes: int  # per partition; -1: unlimited
     first_group: int = BY_NAME  # broker group of partition 0
-    #: Distinguishes topics of the same name: a topic that is created again has a higher id. ``NO_ID``: it was
-    #: created below format level 6, or by a client of an earlier version.
+    #: Distinguishes topics of the same name: a topic that is created again has a higher id. ``NO_ID``: its
+    #: creator has told this group none.
     topic_id: int = field(default=NO_ID, compare=False)
 
     def __getstate__(self) -> list[Any]:

@@ -24,12 +24,12 @@ from escrowmq.actors.consumer.record_drain import NACKED_MAX
 from escrowmq.actors.producer.batcher import STREAMS_MAX
 from escrowmq.actors.producer.config import ProducerConfig
 from escrowmq.actors.producer.core import STICKY_MAX
-from escrowmq.replication.format.internal_topics import ATTEMPTS_MAX, OWNER_CHARS_MAX
+from escrowmq.replication.format.internal_topics import OWNER_CHARS_MAX
 from escrowmq.replication.format.membership import VOTERS_MAX
+from escrowmq.replication.format.settings import ATTEMPTS_MAX, PARTITIONS_MAX
 from escrowmq.replication.format.share_ops import REASON_BYTES_MAX
-from escrowmq.replication.replica.validation import NAME_BYTES_MAX, PARTICIPANTS_MAX, TIMEOUT_MS_MAX
+from escrowmq.replication.limits import NAME_CHARS_MAX, PARTICIPANTS_MAX, TIMEOUT_MS_MAX
 from escrowmq.replication.state import shares
-from escrowmq.replication.state.topics import PARTITIONS_MAX
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -84,7 +84,7 @@ def test_the_limits_are_those_of_the_code() -> None:
     assert BrokerConfig().open_transactions_max == 2_000_000
     assert (10 * 366 * day_s * 1000, 3600, day_s) == (TIMEOUT_MS_MAX, POLL_S_MAX, NACK_DELAY_S_MAX)
     numbers = {
-        "an app, a transaction's id, a query id": NAME_BYTES_MAX,
+        "an app, a transaction's id, a query id": NAME_CHARS_MAX,
         "a consumer group": GROUP_NAME_BYTES_MAX,
         "who decides by hand (`by=`)": OPERATOR_CHARS_MAX,
         "partitions of a topic": PARTITIONS_MAX,

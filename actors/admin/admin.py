@@ -49,7 +49,6 @@ from escrowmq.actors.client.cancelling import ScheduleId
 from escrowmq.actors.client.closing import Closing
 from escrowmq.actors.client.replica_calls import FeedbackProcesses, ReplicaCalls
 from escrowmq.actors.client.router import Router, result_of
-from escrowmq.actors.client.share_groups import await_level
 from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.actors.consumer.arguments import check_time
 from escrowmq.actors.consumer.offsets import OffsetReader
@@ -63,7 +62,8 @@ from escrowmq.replication.errors import (
     UnknownTopic,
 )
 from escrowmq.replication.format import ops
-from escrowmq.replication.format.internal_topics import SHARE, dead_topic, is_internal, retry_topic
+from escrowmq.replication.format.internal_topics import dead_topic, is_internal, retry_topic
+from escrowmq.replication.format.settings import SHARE
 from escrowmq.replication.model import (
     NO_ID,
     OpenTransaction,
@@ -112,7 +112,7 @@ class Admin(MessageAdmin, MemberAdmin, Closing):
         """
         problem, known = new_name_problem(name), None
         if problem is not None:
-            known = next((topic for topic in self._ask([name]) if topic.name == name), None)
+            known = self._known(name)
             if known is None:
                 raise ConfigError(problem)
         return create_topic(self._submit, self.info.groups, name, partitions, options, known=known)
@@ -124,8 +124,7 @@ class Admin(MessageAdmin, MemberAdmin, Closing):
         Settings: the fields of ``TopicOptions``; a setting that is omitted or None keeps its value. When the
         new values take effect: retention at its next run (every ten seconds), the transaction time-out and
         the check policy for transactions that are prepared or checked later; a parked transaction stays
-        parked. Repeat the call if it was interrupted. Raises ConfigError, UnknownTopic, or NotSupported while
-        a replica runs older software.
+        parked. Repeat the call if it was interrupted. Raises ConfigError, UnknownTopic.
         """
         altered = alter_topic(self._submit, self.info.groups, name, settings)
         return replace(altered, first_group=self._topic(name).first_group)
@@ -155,8 +154,7 @@ class Admin(MessageAdmin, MemberAdmin, Closing):
         transaction all parts lie below it, or none.
 
         Delayed messages are no part of their transaction here. Raises ConfigError, UnknownTopic,
-        TopicRecreated, Unavailable if none was found in ten tries, or NotSupported while a replica runs older
-        software.
+        TopicRecreated, or Unavailable if none was found in ten tries.
         """
         return stable_cut(self._router, topics, self._timeout_s)
 
@@ -166,8 +164,8 @@ class Admin(MessageAdmin, MemberAdmin, Closing):
         Repeat the call if it was interrupted. Raises UnknownTopic if no group knows the topic, ConfigError
         for topics of retries and dead letters of a share group, which are deleted with it.
         """
-        known = next((topic.topic_id for topic in self._ask([name]) if topic.name == name), None)
-        delete_topic(self._submit, self.info.groups, name, known)
+        known = self._known(name)
+        delete_topic(self._submit, self.info.groups, name, None if known is None else known.topic_id)
 
     def plan_trim(
         self, name: str, before: int | datetime, partition: int | None = None
@@ -186,8 +184,8 @@ class Admin(MessageAdmin, MemberAdmin, Closing):
         those in a plan from ``plan_trim``. Returns the plan that was carried out.
 
         The messages cannot be read from then on; disk space is freed by retention, a segment at a time. What
-        open transactions hold is not touched. Raises ConfigError, UnknownTopic, OffsetOutOfRange for an
-        offset beyond the end, or NotSupported while a leader runs older software.
+        open transactions hold is not touched. Raises ConfigError, UnknownTopic, or OffsetOutOfRange for an
+        offset beyond the end.
         """
         planned = isinstance(before, Sequence)
         plan = tuple(before) if planned else self.plan_trim(name, before, partition)  # type: ignore[arg-type]
@@ -197,10 +195,13 @@ class Admin(MessageAdmin, MemberAdmin, Closing):
         return plan
 
     def _topic(self, name: str) -> TopicInfo:
-        for topic in self._ask([name]):  # a broker of an earlier version answers with all topics
-            if topic.name == name:
-                return topic
-        raise UnknownTopic(name)
+        known = self._known(name)
+        if known is None:
+            raise UnknownTopic(name)
+        return known
+
+    def _known(self, name: str) -> TopicInfo | None:
+        return next(iter(self._ask([name])), None)
 
     def _ask(self, names: bool | list[str]) -> list[TopicInfo]:
         """The topics with these names, or all of them. Asks a leader: a follower may not know a topic that
@@ -268,8 +269,7 @@ class Admin(MessageAdmin, MemberAdmin, Closing):
         """Delayed messages of a topic that cannot be read yet, those of the earliest time first.
 
         ``before``: only those that can be read before this time, as ``deliver_at`` of a message. Messages of
-        open transactions are not among them. Raises ConfigError, UnknownTopic, NotSupported while a leader
-        runs older software.
+        open transactions are not among them. Raises ConfigError, UnknownTopic.
         """
         return self._scheduled.messages(self._topic(topic), before, limit)
 
@@ -364,13 +364,12 @@ class Admin(MessageAdmin, MemberAdmin, Closing):
         Consumers that use the name later form a new group. A member that was disconnected during the deletion
         and returns does not restore its places; a share consumer that returns makes the group anew, which
         begins as the consumer's ``auto_offset_reset`` says. ``by``: who does it, for the audit trail of share
-        groups. Raises UnknownGroup, GroupNotEmpty (which names the live
-        members), NotSupported while a replica runs older software, OutcomeUnknown. Repeat the call if it was
-        interrupted.
+        groups. Raises UnknownGroup, GroupNotEmpty (which names the live members), OutcomeUnknown. Repeat the
+        call if it was interrupted.
         """
         check_by(by)
         names = [retry_topic(check_group_name(group)), dead_topic(group)]
-        topics = {topic.name: topic.topic_id for topic in self._ask(names) if topic.name in names}
+        topics = {topic.name: topic.topic_id for topic in self._ask(names)}
         delete_group(self._router, group, self._timeout_s, self._submit, by, topics)
 
     # ------------------------------------------------------------ retries and dead letters
@@ -381,13 +380,11 @@ class Admin(MessageAdmin, MemberAdmin, Closing):
         Settings: ``max_attempts``, ``delays_s`` (a list), ``lease_s``, ``max_age_s`` (None: no limit) and
         ``dead_letters`` ("keep" or "drop"), see ``ShareSettings``; those not named stay. They count from the
         next failure or lease on, also for messages that wait. ``by``: who does it, for the audit trail.
-        Repeat the call if it was interrupted. Raises ConfigError, NotSupported while a replica runs older
-        software.
+        Repeat the call if it was interrupted. Raises ConfigError.
         """
         check_by(by)
         check_group_name(group)
         values = group_changes.values_of(settings)
-        await_level(self._router, self._timeout_s)
         return ShareSettings.of(share_groups.set_group(self._submit, self.info.groups, group, values, by))
 
     def dead_letters(
@@ -416,8 +413,8 @@ class Admin(MessageAdmin, MemberAdmin, Closing):
 
         ``rate``: at most so many per second. ``progress(done, total)`` is called meanwhile. ``by``: who does
         it. Raises UnknownDeadLetter, before anything is done, if one was never there; UnknownGroup,
-        UnknownTopic, ConfigError; NotSupported (``to``, while a replica runs older software). If it is
-        interrupted or refused, with OutcomeUnknown or Unavailable, repeat the call.
+        UnknownTopic, ConfigError. If it is interrupted or refused, with OutcomeUnknown or Unavailable, repeat
+        the call.
         """
         target = None if to is None else self._redirects.into(self._topic(to).name)
         return self._dead.redrive(group, ids, target, rate, by, progress)
@@ -432,10 +429,9 @@ class Admin(MessageAdmin, MemberAdmin, Closing):
     def change_settings(self, **values: int) -> dict[str, int]:
         """Changes replicated settings in every broker group, and returns all that are in force.
 
-        Names and meanings: ``Settings`` in replication/state/dedup.py. Without arguments nothing is
-        changed. Raises InvalidMessage for a name or value that is not allowed, or NotSupported while a
-        replica runs older software; without arguments Unavailable. Repeat the call if it was interrupted:
-        until then groups may differ.
+        Names and meanings: ``Settings`` in replication/format/settings.py. Without arguments nothing is
+        changed. Raises InvalidMessage for a name or value that is not allowed; without arguments Unavailable.
+        Repeat the call if it was interrupted: until then groups may differ.
         """
         if (problem := unsendable(values)) is not None:
             raise InvalidMessage(problem)

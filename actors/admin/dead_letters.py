@@ -24,7 +24,6 @@ from escrowmq.actors.client.background import Background
 from escrowmq.actors.client.call_arguments import check_by, check_group, check_reason
 from escrowmq.actors.client.failures import Failure
 from escrowmq.actors.client.router import Router, result_of
-from escrowmq.actors.client.share_groups import await_level
 from escrowmq.actors.consumer.records import trim_runs
 from escrowmq.actors.producer.config import ProducerConfig
 from escrowmq.actors.producer.core import ProducerCore
@@ -50,7 +49,6 @@ from escrowmq.replication.format.share_ops import (
     BY_TABLE,
     DROPPED,
     LETTER_RANGES_MAX,
-    LEVEL_OF_LETTERS,
     nack,
     pre_letters,
     share_ack,
@@ -96,8 +94,7 @@ class Redirects:
         self._lock = threading.Lock()
 
     def into(self, topic: str) -> Redirecting:
-        """Raises NotSupported while a replica runs older software, UnknownTopic."""
-        await_level(self._router, self._timeout_s, level=LEVEL_OF_LETTERS, what="redriving into topics")
+        """Raises UnknownTopic."""
         with self._lock:
             if self._core is None:
                 config = ProducerConfig(

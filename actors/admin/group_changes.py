@@ -27,22 +27,15 @@ from escrowmq.replication.errors import (
     EscrowMQError,
     GroupNotEmpty,
     InvalidMessage,
-    NotSupported,
     OffsetOutOfRange,
     Overloaded,
     TopicRecreated,
     UnknownGroup,
     UnknownTopic,
 )
-from escrowmq.replication.format import share_ops
-from escrowmq.replication.format.internal_topics import (
-    SHARE,
-    Value,
-    dead_topic,
-    group_settings_problem,
-    owner_problem,
-    retry_topic,
-)
+from escrowmq.replication.format import ops, share_ops
+from escrowmq.replication.format.internal_topics import dead_topic, owner_problem, retry_topic
+from escrowmq.replication.format.settings import SHARE, Value, group_settings_problem
 from escrowmq.replication.model import NO_ID, ResultCode
 
 # ------------------------------------------------------------------------------------------------------------
@@ -126,10 +119,10 @@ def carry_out(router: Router, group: str, plan: Sequence[PlaceReset], timeout_s:
         by_topic.setdefault(reset.topic, {})[reset.partition] = reset.to
     ids = {reset.topic: reset.topic_id for reset in plan if reset.topic_id != NO_ID}
     generation = max((reset.generation for reset in plan), default=NO_GENERATION)
-    arguments = group, "", generation, by_topic, *([ids] if ids else [])  # a leader that gives ids takes them
     gid = coordinator_group(group, router.info.groups)
     answer: MembershipStale | TopicMissing | TopicIsOther | GroupCallRefused | None = result_of(
-        router.leader_call(gid, "commit_offsets", *arguments, timeout_s=timeout_s), timeout_s
+        router.leader_call(gid, "commit_offsets", group, "", generation, by_topic, ids, timeout_s=timeout_s),
+        timeout_s,
     )
     if isinstance(answer, MembershipStale):
         raise GroupNotEmpty(group)
@@ -163,8 +156,8 @@ def delete_group(
 
     A new group of the name would otherwise read what the deleted one had handled: which of the retries are
     final is forgotten with the group. Safe to repeat: a group of which only topics are left is deleted, too.
-    Raises UnknownGroup if there is nothing, GroupNotEmpty, NotSupported while a replica runs older software,
-    OffsetsPending while a transaction holds one of its places, Overloaded if other clients keep setting them.
+    Raises UnknownGroup if there is nothing, GroupNotEmpty, OffsetsPending while a transaction holds one of
+    its places, Overloaded if other clients keep setting them.
     """
     has_topics = owner_problem("group", group) is None
     try:
@@ -211,8 +204,6 @@ def _delete(router: Router, group: str, timeout_s: float, submit: Submit, by: st
             if seen.generation and _forget_settings(submit, router.info.groups, group):
                 return False
             raise UnknownGroup(group)
-        if not seen.generation:
-            raise NotSupported(f"group {group!r} cannot be deleted yet: upgrade every replica first")
         places = {topic: dict(offsets) for topic, offsets in seen.committed.items()}
         answer: GroupLives | PlacesMoved | GroupCallRefused | None = result_of(
             router.leader_call(gid, "group_delete", group, places, timeout_s=timeout_s), timeout_s
@@ -231,7 +222,7 @@ def _delete(router: Router, group: str, timeout_s: float, submit: Submit, by: st
 
 def _check_unused(router: Router, group: str, timeout_s: float) -> None:
     """Asks all broker groups before anything is deleted in any: a member that holds a message of one keeps
-    only that one from forgetting what the group has finished. Raises GroupNotEmpty, and NotSupported."""
+    only that one from forgetting what the group has finished. Raises GroupNotEmpty."""
     asked = [
         router.leader_call(gid, "share_members", group, timeout_s=timeout_s)
         for gid in range(router.info.groups)
@@ -242,10 +233,7 @@ def _check_unused(router: Router, group: str, timeout_s: float) -> None:
 
 def _has_settings(submit: Submit, gid: int, group: str) -> bool:
     """Whether the group has settings in this broker group, according to its log."""
-    try:
-        code, told = submit(gid, share_ops.group_settings(group, {}))
-    except (NotSupported, InvalidMessage):  # below format level 9 no group has; the second: older software
-        return False
+    code, told = submit(gid, share_ops.group_settings(group, {}))
     return code == ResultCode.OK and bool(told[1])
 
 
@@ -271,7 +259,7 @@ def delete_share_group(submit: Submit, groups: int, group: str, by: str) -> None
 
 def _gone(submit: Submit, gid: int, group: str, by: str = "") -> bool:
     """Deletes it in one broker group; returns whether anything was there. Raises GroupNotEmpty."""
-    code, info = submit(gid, share_ops.delete_share_group(group, by))
+    code, info = submit(gid, ops.delete_group(group, 0, by))
     if code == ResultCode.LEASE_LOST:
         raise GroupNotEmpty(group, info)
     if code not in (ResultCode.OK, ResultCode.DUPLICATE):

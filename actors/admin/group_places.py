@@ -24,7 +24,8 @@ from escrowmq.actors.client.share_groups import settings_told
 from escrowmq.actors.consumer.offsets import OffsetReader, Passing
 from escrowmq.replication.calling.answers import SharePlace, SharePlaces
 from escrowmq.replication.errors import EscrowMQError, Overloaded, Unavailable, UnknownTopic
-from escrowmq.replication.format.internal_topics import STREAM, dead_topic, retry_topic
+from escrowmq.replication.format.internal_topics import dead_topic, retry_topic
+from escrowmq.replication.format.settings import STREAM
 
 # ------------------------------------------------------------------------------------------------------------
 # How far share groups are: asked of the leaders of all broker groups, and added up.

@@ -13,7 +13,7 @@ from escrowmq.actors.admin.types import GroupMembers, MemberChange, NodeStatus, 
 from escrowmq.actors.client.replica_calls import SUPERVISOR_RID
 from escrowmq.actors.client.router import Router, result_of
 from escrowmq.actors.client.topology import ClusterInfo
-from escrowmq.replication.errors import EscrowMQError, NotSupported, Unavailable
+from escrowmq.replication.errors import EscrowMQError, Unavailable
 
 # ------------------------------------------------------------------------------------------------------------
 # What operators request for replicas and nodes; the supervisor records it and carries it out.
@@ -23,8 +23,7 @@ from escrowmq.replication.errors import EscrowMQError, NotSupported, Unavailable
 
 
 class Wanted:
-    """Calls the supervisor. All methods raise Unavailable when it does not answer, and NotSupported if it is
-    of an earlier version."""
+    """Calls the supervisor. All methods raise Unavailable when it does not answer."""
 
     def __init__(self, router: Router, timeout_s: float) -> None:
         self._router, self._timeout_s = router, timeout_s
@@ -59,8 +58,6 @@ def _typed(method: str) -> Iterator[None]:
     except EscrowMQError as error:
         cause = getattr(error, "cause", error)  # unwrapped from Ray's own error
         raise cause from None
-    except AttributeError as error:
-        raise NotSupported(f"the supervisor has no {method}: it is of an earlier version") from error
     except FutureTimeout:
         raise Unavailable(f"the supervisor does not answer to {method}", 1.0) from None
     except Exception as error:  # the call of a dead actor, or looking it up, can fail in any way
@@ -89,7 +86,7 @@ class MemberAdmin:
         """Sets the number of voting replicas of broker group ``group``: 1, 3, 5 or 7.
 
         Returns when the request is durable. Replicas are then added or removed one after the other while the
-        group is in use; ``member_changes`` shows the progress. Raises ConfigError, Unavailable, NotSupported.
+        group is in use; ``member_changes`` shows the progress. Raises ConfigError, Unavailable.
         """
         self._wanted.set_replicas(group, replicas)
 
@@ -97,19 +94,19 @@ class MemberAdmin:
         """Replaces a replica by a new one, with a new number, on ``node``, which must be alive.
 
         Returns when the request is durable, as ``set_replicas`` does. The old replica and its directory are
-        removed once the new one votes. Raises ConfigError, Unavailable, NotSupported.
+        removed once the new one votes. Raises ConfigError, Unavailable.
         """
         self._wanted.move_replica(group, replica, node)
 
     def member_changes(self) -> tuple[MemberChange, ...]:
         """Broker groups whose replicas are not yet as requested, and the next step of each; () if all are as
-        requested. Raises Unavailable, NotSupported."""
+        requested. Raises Unavailable."""
         return self._wanted.changes()
 
     def drain_node(self, node: str) -> None:
         """Requests that the node hold no replicas: each is replaced by one on another node, as far as there
         are nodes to take them. Returns when the request is durable, as ``set_replicas`` does. Raises
-        ConfigError, Unavailable, NotSupported."""
+        ConfigError, Unavailable."""
         self._wanted.set_node(node, "drained", False)
 
     def begin_maintenance(self, node: str, *, force: bool = False) -> None:
@@ -117,26 +114,26 @@ class MemberAdmin:
         leaders hand over, and nothing new is placed on it. Returns when the request is durable.
 
         Raises ConfigError if a group would have no running majority without it, unless ``force``;
-        Unavailable, NotSupported.
+        Unavailable.
         """
         self._wanted.set_node(node, "maintained", force)
 
     def open_node(self, node: str) -> None:
-        """Ends what ``drain_node`` or ``begin_maintenance`` started. Raises ConfigError, Unavailable,
-        NotSupported."""
+        """Ends what ``drain_node`` or ``begin_maintenance`` started. Raises ConfigError,
+        Unavailable."""
         self._wanted.set_node(node, "open", False)
 
     def plan_rebalance(self) -> tuple[ReplicaShift, ...]:
         """The moves that would spread replicas and leaders better over the nodes; changes nothing. Groups
-        whose replicas are not yet as requested are left out. Raises Unavailable, NotSupported."""
+        whose replicas are not yet as requested are left out. Raises Unavailable."""
         return self._wanted.rebalance(False)
 
     def rebalance(self) -> tuple[ReplicaShift, ...]:
         """Carries out the moves that ``plan_rebalance`` would show, and returns them. Moves of replicas are
         durable when this returns, as those of ``move_replica``; leaders are asked once to hand over. Raises
-        Unavailable, NotSupported."""
+        Unavailable."""
         return self._wanted.rebalance(True)
 
     def nodes(self) -> tuple[NodeStatus, ...]:
-        """The intended use of each node, and what runs on it. Raises Unavailable, NotSupported."""
+        """The intended use of each node, and what runs on it. Raises Unavailable."""
         return self._wanted.nodes()

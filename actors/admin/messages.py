@@ -27,7 +27,6 @@ from escrowmq.replication.errors import (
     DamagedValue,
     EscrowMQError,
     InvalidMessage,
-    NotSupported,
     OffsetOutOfRange,
     TopicRecreated,
     Unavailable,
@@ -40,7 +39,7 @@ from escrowmq.replication.format.find_table import BUSINESS_KEY, KEY, TX_ID
 from escrowmq.replication.format.internal_topics import is_internal, retry_topic
 from escrowmq.replication.format.packing import UnsoundValue
 from escrowmq.replication.message_headers import encoded_key
-from escrowmq.replication.model import NO_ID, ResultCode, TopicInfo
+from escrowmq.replication.model import ResultCode, TopicInfo
 
 # ------------------------------------------------------------------------------------------------------------
 # Asking the replicas of one partition, one call after the other, for the messages that somebody looks for.
@@ -86,11 +85,9 @@ class PartitionSearch:
     def next(self, start: int, end: int, limit: int, deadline: float) -> FoundRows | None:
         """What the next answer brings, with ``reached`` above ``start``; None: the time is over.
 
-        Raises TopicRecreated, NotSupported if all replicas are of an earlier version, and at the deadline the
-        last refusal of a replica.
+        Raises TopicRecreated, and at the deadline the last refusal of a replica.
         """
         refusal: EscrowMQError | None = None
-        old = 0  # replicas that cannot answer
         while (left_s := deadline - self._clock()) > 0:
             rid = self._replicas[0]
             try:
@@ -105,10 +102,6 @@ class PartitionSearch:
                 raise
             except (UnknownTopic, Unavailable) as error:
                 refusal = error
-            except NotSupported as error:
-                refusal, old = error, old + 1
-                if old == len(self._replicas):
-                    raise
             if not self._patient(refusal):
                 self._replicas.append(self._replicas.pop(0))
             time.sleep(min(PAUSE_S, max(0.0, deadline - self._clock())))
@@ -131,15 +124,13 @@ class PartitionSearch:
         topic, partition, topic_id = self._place
         arguments = self._place, tuple(self._needle), start, end, limit, min(WAIT_S, left_s)
         try:
-            found: Any = self._router.replica_call(self._gid, rid, "find", *arguments).result(
+            found: FoundRows = self._router.replica_call(self._gid, rid, "find", *arguments).result(
                 min(WAIT_S, left_s) + ANSWER_S
             )
         except Exception as error:  # a call of a dead or dying actor can fail in any way
             raise _refusal(rid, self._gid, error) from error
-        if not isinstance(found, FoundRows):
-            raise NotSupported(f"replica {rid} is of an earlier version; upgrade every replica first")
         if found.code == ResultCode.OTHER_TOPIC:
-            if topic_id != NO_ID and found.end > topic_id:
+            if found.end > topic_id:
                 raise TopicRecreated(topic)
             raise UnknownTopic(topic)  # it lags: it has an earlier topic
         if found.code:
@@ -150,10 +141,8 @@ class PartitionSearch:
 def _refusal(rid: int, gid: int, error: Exception) -> EscrowMQError:
     """What a failed call means: Unavailable, if another replica may answer."""
     cause = getattr(error, "cause", error)  # Ray wraps what an actor raised
-    if isinstance(cause, Closed):
+    if isinstance(cause, Closed | InvalidMessage):
         return cause
-    if isinstance(cause, AttributeError | InvalidMessage):
-        return NotSupported(f"replica {rid} is of an earlier version; upgrade every replica first")
     if isinstance(cause, EscrowMQError):
         return Unavailable(str(cause), getattr(cause, "retry_after_s", 0.1))
     return Unavailable(f"replica {rid} of group {gid} does not answer: {cause!r}", 0.1)
@@ -200,8 +189,7 @@ class MessageAdmin:
         """One message that can be read.
 
         Raises ConfigError, UnknownTopic, TopicRecreated, OffsetOutOfRange if retention has removed it or it
-        does not exist yet, DamagedValue, CorruptLog if its producer stored no message there, Unavailable,
-        NotSupported while the leader runs older software.
+        does not exist yet, DamagedValue, CorruptLog if its producer stored no message there, Unavailable.
         """
         found = self._message_at(topic, partition, offset, False)
         return _stored(topic, partition, offset, found.time_ms, found.row)
@@ -232,7 +220,7 @@ class MessageAdmin:
         A call ends after the time-out, ``limit`` messages, or a million messages looked through for a header;
         continue with ``after`` of its answer and otherwise the same arguments. All messages are found that
         could be read when the call began. Raises ConfigError, InvalidMessage for what cannot be a business
-        key, UnknownTopic, TopicRecreated, DamagedValue, Unavailable, NotSupported.
+        key, UnknownTopic, TopicRecreated, DamagedValue, Unavailable.
         """
         needle = _needle(key, business_key, tx_id, header)
         if type(limit) is not int or not 1 <= limit <= FIND_MAX:

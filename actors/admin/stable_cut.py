@@ -11,8 +11,6 @@ from escrowmq.replication.calling.answers import GroupCut
 from escrowmq.replication.errors import (
     ConfigError,
     EscrowMQError,
-    InvalidMessage,
-    NotSupported,
     OutcomeUnknown,
     TopicRecreated,
     Unavailable,
@@ -151,10 +149,6 @@ def _asked(router: Router, ask: Ask, timeout_s: float) -> Mapping[int, GroupCut]
     for gid, future in futures.items():
         try:
             results = result_of(future, timeout_s)
-        except InvalidMessage as error:  # the question is sound, so this leader does not know it yet
-            raise NotSupported(
-                f"group {gid} cannot tell a stable cut yet: upgrade every replica first"
-            ) from error
         except OutcomeUnknown as error:  # it changes nothing, so there is nothing in doubt
             raise Unavailable(f"group {gid} did not say in time how far it goes", 1.0) from error
         for result in results:

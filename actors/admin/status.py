@@ -106,7 +106,7 @@ def _ask(router: Router, replicas: Sequence[tuple[int, int]]) -> dict[tuple[int,
 def _told_by_supervisor(asked: Future[Any], deadline: float) -> MembersReport | None:
     try:
         told = asked.result(max(deadline - time.monotonic(), 0.0))
-    except Exception:  # it may be away, or of an earlier version
+    except Exception:  # it may be away
         return None
     return told if isinstance(told, MembersReport) else None
 

@@ -2,8 +2,8 @@
 
 The defaults here are the client's. The client writes every setting into CREATE_TOPIC, so the log states what
 applies; the meaning of an entry without a setting is part of the log's format and never changes
-(``replication.state.topics``). The default must not delete what a transaction promised, so messages are kept
-for ever.
+(``replication.format.settings``). The default must not delete what a transaction promised, so messages are
+kept for ever.
 
 A setting that the caller did not state accepts the value of an existing topic. Broker group 0 decides: the
 other groups get its settings, also after an interrupted creation by another client. They also get the group
@@ -15,7 +15,6 @@ replaces it there.
 from __future__ import annotations
 
 import re
-import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
@@ -27,8 +26,6 @@ from escrowmq.actors.consumer.offsets import OffsetReader
 from escrowmq.replication.errors import (
     ConfigError,
     EscrowMQError,
-    InvalidMessage,
-    NotSupported,
     OffsetOutOfRange,
     Overloaded,
     TopicExists,
@@ -37,13 +34,12 @@ from escrowmq.replication.errors import (
 )
 from escrowmq.replication.format import ops
 from escrowmq.replication.format.internal_topics import RESERVED, is_reserved, owner_of
+from escrowmq.replication.format.settings import ALTERABLE, alter_problem, settings_problem
+from escrowmq.replication.limits import NUMBER_MAX
 from escrowmq.replication.model import BY_NAME, NO_ID, ResultCode, TopicInfo
-from escrowmq.replication.state.topics import ALTERABLE, alter_problem, settings_problem
 
 #: Submits one operation to a broker group; returns its result code and the information that comes with it.
 Submit = Callable[[int, bytes], tuple[int, Any]]
-#: Groups raise their format level one after the other; each asks all replicas at least every five seconds.
-LEVEL_WAIT_S, LEVEL_PAUSE_S = 15.0, 0.2
 _UNITS_MS = ((86_400_000, "day"), (3_600_000, "hour"), (60_000, "minute"), (1000, "second"))
 _UNITS_BYTES = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
@@ -108,8 +104,6 @@ def create_topic(
     options: Mapping[str, int | str | None],
     *,
     known: TopicInfo | None = None,
-    clock: Callable[[], float] = time.monotonic,
-    pause: Callable[[float], None] = time.sleep,
 ) -> TopicInfo:
     """Creates the topic in every group, and returns what then exists. Safe to repeat.
 
@@ -126,42 +120,24 @@ def create_topic(
     if known is not None:
         _require_same(stated, asdict(known))
         first, settings = known.first_group, {key: getattr(known, key) for key in settings}
-    topic_id: int | None = NO_ID  # None: group 0 assigns none
-    until = clock() + LEVEL_WAIT_S
-    gid = 0
-    while gid < groups:
-        placed = None if first == BY_NAME else first
-        try:
-            code, info = submit(gid, ops.create_topic(name, settings, placed, topic_id))
-        except (NotSupported, InvalidMessage):  # the latter from an earlier version, which cannot decode it
-            if placed is None and topic_id is None:
-                raise
-            if gid == 0 and topic_id is not None:
-                topic_id = None  # topics get no id until all replicas are upgraded
-            elif gid == 0:
-                first = BY_NAME
-            elif clock() < until:
-                pause(LEVEL_PAUSE_S)  # group 0 has reached the level, so the others soon will
-            else:
-                raise
-            continue
+    topic_id = NO_ID
+    for gid in range(groups):
+        code, info = submit(gid, ops.create_topic(name, settings, first, topic_id))
         if code == ResultCode.OTHER_TOPIC:
             raise TopicRecreated(name)
         if code == ResultCode.TOPIC_EXISTS:
             if gid:
                 raise _differs_from_group_0(name, gid, {**settings, "first_group": first}, info)
             _require_same(stated, info)
-            first = info.get("first_group", BY_NAME)
-            topic_id = info.get("topic_id", NO_ID) or None
+            first, topic_id = info["first_group"], info["topic_id"]
             settings = {key: info[key] for key in settings}
         elif code == ResultCode.MALFORMED:
             raise ConfigError(str(info))
         elif code not in (ResultCode.OK, ResultCode.DUPLICATE):
             raise EscrowMQError(f"creating {name!r} was refused: {ResultCode(code).name}")
-        elif gid == 0 and topic_id is not None:
-            topic_id = info or None
-        gid += 1
-    return TopicInfo(name, **settings, first_group=first, topic_id=topic_id or NO_ID)  # type: ignore[arg-type]
+        elif gid == 0:
+            topic_id = info
+    return TopicInfo(name, **settings, first_group=first, topic_id=topic_id)  # type: ignore[arg-type]
 
 
 def _require_same(stated: Mapping[str, int | str], info: Mapping[str, int | str]) -> None:
@@ -173,13 +149,9 @@ def _require_same(stated: Mapping[str, int | str], info: Mapping[str, int | str]
 def _differs_from_group_0(
     name: str, gid: int, wanted: Mapping[str, int | str], found: Mapping[str, int | str]
 ) -> TopicExists:
-    found = {"first_group": BY_NAME, **found}
-    todo = "alter it again with the settings it should have, or, if its deletion was cut short, delete it"
-    if any(wanted[key] != found[key] for key in ("partitions", "first_group")):
-        todo = "its deletion was cut short or is under way; delete it and create it again"
-    differs = _differences(wanted, found)
     return TopicExists(
-        f"topic {name!r} has other settings in broker group {gid} than in group 0 ({differs}): {todo}"
+        f"topic {name!r} has other settings in broker group {gid} than in group 0 "
+        f"({_differences(wanted, found)}): alter it again with the settings it should have"
     )
 
 
@@ -264,11 +236,7 @@ def alter_topic(
     problem = unsendable(stated) or alter_problem(name, stated) or retention_problem(stated)
     if problem is not None:
         raise ConfigError(problem)
-    topic_id: int | None = ops.ANY_ID
-    try:
-        _, _, number, topic_id = _altered(submit, 0, name, {}, NONE, topic_id)
-    except (NotSupported, InvalidMessage):  # the latter from an earlier version, which cannot decode it
-        _, _, number, topic_id = _altered(submit, 0, name, {}, NONE, None)
+    _, _, number, topic_id = _altered(submit, 0, name, {}, NONE, NO_ID)
     for _ in range(ROUNDS_MAX):
         done, info, number, _ = _altered(submit, 0, name, stated, number, topic_id)
         if done:
@@ -277,24 +245,18 @@ def alter_topic(
         raise Overloaded(f"others keep altering topic {name!r}", 1.0)
     wanted = {key: info[key] for key in ALTERABLE}
     for gid in range(1, groups):
-        try:
-            _altered(submit, gid, name, wanted, number, topic_id)
-        except NotSupported:
-            if topic_id != NO_ID:
-                raise
-            _altered(submit, gid, name, wanted, number, None)
-    return TopicInfo(**info, topic_id=topic_id or NO_ID)
+        _altered(submit, gid, name, wanted, number, topic_id)
+    return TopicInfo(**info, topic_id=topic_id)
 
 
 def _altered(
-    submit: Submit, gid: int, name: str, settings: Mapping[str, int | str], number: int, topic_id: int | None
-) -> tuple[bool, dict[str, Any], int, int | None]:
-    """Whether it was done, the settings in force in the group afterwards, their number, and the topic's id
-    (None below level 6)."""
+    submit: Submit, gid: int, name: str, settings: Mapping[str, int | str], number: int, topic_id: int
+) -> tuple[bool, dict[str, Any], int, int]:
+    """Whether it was done, the settings in force in the group afterwards, their number, the topic's id."""
     code, told = submit(gid, ops.alter_topic(name, settings, number, topic_id))
     if code in (ResultCode.OK, ResultCode.DUPLICATE, ResultCode.RETRY):
-        info, newest, *ids = told
-        return code == ResultCode.OK, info, newest, ids[0] if ids else None
+        info, newest, found_id = told
+        return code == ResultCode.OK, info, newest, found_id
     if code == ResultCode.OTHER_TOPIC:
         raise TopicRecreated(name)
     if code != ResultCode.UNKNOWN_TOPIC:
@@ -314,6 +276,9 @@ def _altered(
 # one that an interrupted deletion left there. So a request that arrives late never deletes a topic that was
 # created meanwhile.
 
+#: No topic has this id. Broker group 0 is asked with it about a topic that it does not have, and so cannot
+#: delete one that is being created.
+_NO_TOPICS_ID = NUMBER_MAX
 _GONE = (ResultCode.OK, ResultCode.UNKNOWN_TOPIC, ResultCode.OTHER_TOPIC)
 
 
@@ -323,10 +288,10 @@ def delete_topic(submit: Submit, groups: int, name: str, known: int | None) -> N
     ``known``: its id according to group 0; None: group 0 has no topic of that name. Raises UnknownTopic if no
     group had it, ConfigError if it is an internal topic of a share group.
     """
-    topic_id: int | None = NO_ID if known is None else known
+    topic_id = _NO_TOPICS_ID if known is None else known
     codes: list[int] = []
     for gid in range(groups):
-        code, info, told = _delete(submit, gid, name, topic_id)
+        code, info = submit(gid, ops.delete_topic(name, topic_id))
         if code == ResultCode.GROUP_KIND:
             raise ConfigError(
                 f"topic {name!r} belongs to {info} group {owner_of(name)!r}, and is deleted with it: "
@@ -335,25 +300,12 @@ def delete_topic(submit: Submit, groups: int, name: str, known: int | None) -> N
         if code not in _GONE:
             raise EscrowMQError(f"deleting {name!r} was refused in group {gid}: {ResultCode(code).name}")
         codes.append(code)
-        if gid == 0 and not told:
-            topic_id = None  # the other groups know no ids either
-        elif gid == 0 and known is None and code == ResultCode.UNKNOWN_TOPIC:
+        if gid == 0 and known is None:
+            if code == ResultCode.OTHER_TOPIC or info == NO_ID:
+                raise UnknownTopic(name)  # one is being created, or there never was any
             topic_id = info  # a topic that is left in the other groups is not newer
-        elif gid == 0 and known is None and code == ResultCode.OTHER_TOPIC:
-            raise UnknownTopic(name)  # group 0 had none, and one is being created
     if known is None and ResultCode.OK not in codes:
         raise UnknownTopic(name)
-
-
-def _delete(submit: Submit, gid: int, name: str, topic_id: int | None) -> tuple[int, Any, bool]:
-    """The answer, and whether it contains an id: a group below level 6 gives none."""
-    if topic_id is not None:
-        try:
-            return *submit(gid, ops.delete_topic(name, topic_id)), True
-        except (NotSupported, InvalidMessage):  # the latter from an earlier version, which cannot decode it
-            if topic_id != NO_ID:
-                raise
-    return *submit(gid, ops.delete_topic(name)), False
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -378,7 +330,7 @@ class PartitionTrim:
     start: int
     before: int
     end: int
-    #: The id of the topic when this was planned; ``NO_ID``: it had none.
+    #: The id of the topic when this was planned.
     topic_id: int = field(default=NO_ID, compare=False)
 
     @property
@@ -458,12 +410,7 @@ def carry_out(
         if trim.messages:
             by_group.setdefault(group_of(topic, trim.partition), {})[trim.partition] = trim.before
     for gid, starts in by_group.items():
-        try:
-            code, _ = submit(gid, ops.trim(topic, starts, None if topic_id == NO_ID else topic_id))
-        except InvalidMessage as error:  # the plan is valid, so this leader does not know TRIM yet
-            raise NotSupported(
-                f"an earlier version leads broker group {gid} and cannot trim; upgrade every replica first"
-            ) from error
+        code, _ = submit(gid, ops.trim(topic, starts, topic_id))
         if code == ResultCode.UNKNOWN_TOPIC:
             raise UnknownTopic(topic)
         if code == ResultCode.OTHER_TOPIC:

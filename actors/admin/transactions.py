@@ -29,7 +29,6 @@ from escrowmq.replication.errors import (
     EscrowMQError,
     InvalidMessage,
     NotFullyPrepared,
-    NotSupported,
     OutcomeUnknown,
     TransactionSettled,
     Unavailable,
@@ -37,8 +36,8 @@ from escrowmq.replication.errors import (
     decided_otherwise,
 )
 from escrowmq.replication.format import ops
+from escrowmq.replication.format.ops import BY_HOME
 from escrowmq.replication.model import OpenTransaction, ResultCode, TransactionState
-from escrowmq.replication.state.transactions import BY_HOME
 
 #: Upper bound of ``limit``: an operator reads dozens, a script thousands.
 LIST_MAX = 100_000
@@ -150,11 +149,9 @@ class TransactionAdmin:
         homes, branches = self._homes(shown)
         fresh = [self._resolve_at(gid, shown.app, tx_id, state, by) for gid in sorted(homes)]
         for gid, entry in sorted(branches.items()):
-            if entry.home_group not in homes or entry.home_index < 0:
+            if entry.home_group not in homes:
                 self._resolve_branch(gid, entry, state, by)
-            elif all(
-                fresh
-            ):  # home tells it; sooner if we do. Not what it had decided before: see across_groups
+            elif all(fresh):  # home tells it; sooner if we do. Not what it had decided before
                 self._decide(gid, shown.app, tx_id, state, by, entry.home_index, entry.home_group)
         if not shown.open:
             for gid, found in enumerate(self._find(tx_id, shown.app)):
@@ -177,8 +174,7 @@ class TransactionAdmin:
                     result_of(asked, self._timeout_s)
                 except OutcomeUnknown:
                     raise Unavailable(
-                        f"the leader of group {gid} does not answer to check_again; repeat the call, which "
-                        "is harmless, or upgrade the leader's software if it is of an earlier version"
+                        f"the leader of group {gid} does not answer; repeat the call, which is harmless"
                     ) from None
         return shown
 
@@ -192,46 +188,38 @@ class TransactionAdmin:
         """Decides in the home group; False: it was already decided this way. A COMMIT first checks every
         participating group."""
         row = self._standing(home, app, tx_id, -1)
-        if row is None or row.state != TransactionState.PREPARE.value or not row.groups:
+        if row.state != TransactionState.PREPARE.value or not row.groups:
             return self._decide(home, app, tx_id, state, by)
         if state is TransactionState.COMMITTED:
             if not row.whole:
                 raise NotFullyPrepared(tx_id, row.lacking(home))
             for group in row.groups:
                 branch = self._standing(group, app, tx_id, row.home_index)
-                if branch is None or not branch.is_branch_of(home):
-                    raise NotFullyPrepared(tx_id, (branch or Standing("UNKNOWN")).lacking(group, home))
+                if not branch.is_branch_of(home):
+                    raise NotFullyPrepared(tx_id, branch.lacking(group, home))
         return self._decide(home, app, tx_id, state, by, row.home_index)
 
     def _resolve_branch(self, gid: int, entry: OpenTransaction, state: TransactionState, by: str) -> None:
         """Decides a branch whose home did not tell of an open record. If it has one all the same (the leader
         that told was deposed, or was asked before the PREPARE), home decides. If home has a decision that
-        this branch has not carried out, that one stands. Otherwise the branch can be rolled back; it can be
-        committed only if it was written by the first version, where home may have forgotten that it
-        committed."""
+        this branch has not carried out, that one stands. Otherwise the branch can only be rolled back."""
         app, tx_id, index = entry.app, entry.tx_id, entry.home_index
         row = self._standing(entry.home_group, app, tx_id, index)
-        if row is not None and row.state == TransactionState.PREPARE.value and row.home_group < 0:
+        if row.state == TransactionState.PREPARE.value and row.home_group < 0:
             self._resolve_at(entry.home_group, app, tx_id, state, by)
             row = self._standing(entry.home_group, app, tx_id, index)
-        decided = (
-            row is not None and row.state in ("COMMITTED", "ROLLBACK") and (gid in row.groups or index < 0)
-        )
-        if row is not None and decided and row.state != state.value:
+        decided = row.state in ("COMMITTED", "ROLLBACK") and gid in row.groups
+        if decided and row.state != state.value:
             raise TransactionSettled(tx_id, row.state)
-        if state is TransactionState.COMMITTED and not decided and index >= 0:
+        if state is TransactionState.COMMITTED and not decided:
             raise NotFullyPrepared(tx_id, f"its home group {entry.home_group} has no record of it")
-        self._decide(gid, app, tx_id, state, by, None if index < 0 else index, entry.home_group)
+        self._decide(gid, app, tx_id, state, by, index, entry.home_group)
 
-    def _standing(self, gid: int, app: str, tx_id: str, home_index: int) -> Standing | None:
-        """The transaction's standing in a group, for the entry at this index of the home group's log; None
-        before format level 2."""
+    def _standing(self, gid: int, app: str, tx_id: str, home_index: int) -> Standing:
+        """The transaction's standing in a group, for the entry at this index of the home group's log."""
         request = ops.inquire(app, [tx_id], [home_index])
-        try:
-            ((code, rows),) = result_of(self._router.submit(gid, request, self._timeout_s), self._timeout_s)
-        except (NotSupported, InvalidMessage):  # the second from older software
-            return None
-        return Standing(*rows[0]) if code == ResultCode.OK else None
+        ((_, rows),) = result_of(self._router.submit(gid, request, self._timeout_s), self._timeout_s)
+        return Standing(*rows[0])
 
     def _find(self, tx_id: str, app: str | None) -> list[list[FoundTransaction]]:
         """For each group, the transactions with this id there."""
@@ -249,11 +237,8 @@ class TransactionAdmin:
     ) -> bool:
         """False: it was already decided this way."""
         commits, signed = state is TransactionState.COMMITTED, f"operator:{by}"
-        if home_index is None:
-            request = (ops.commit if commits else ops.rollback)(app, [tx_id], signed)
-        else:
-            build = ops.commit_branches if commits else ops.rollback_branches
-            request = build(app, [tx_id], signed, [home_index], home_group)
+        build = ops.commit if commits else ops.rollback
+        request = build(app, [tx_id], signed, [] if home_index is None else [home_index], home_group)
         until = self._router.clock() + self._timeout_s
         while True:
             (result,) = result_of(self._router.submit(gid, request, self._timeout_s), self._timeout_s)

@@ -19,7 +19,7 @@ from escrowmq.replication.calling.answers import (
 )
 from escrowmq.replication.carried_settings import prepared
 from escrowmq.replication.format.forwarded import Origin
-from escrowmq.replication.format.internal_topics import GroupSettings
+from escrowmq.replication.format.settings import GroupSettings
 from escrowmq.replication.model import OpenTransaction, TopicInfo, TransactionState
 
 # ------------------------------------------------------------------------------------------------------------

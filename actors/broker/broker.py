@@ -191,13 +191,11 @@ class RayPeers:
             supervisor: Any = ray.get_actor(SUPERVISOR, namespace=self._info.namespace)
             found: Mapping[int, Sequence[int]] = ray.get(supervisor.seated.remote(), timeout=ASK_S)
             return found
-        except AttributeError:  # an earlier version, under which the founders are the members
-            return {gid: range(self._info.replicas) for gid in range(self._info.groups)}
         except (ValueError, ray.exceptions.RayError, ray.exceptions.GetTimeoutError):
             return {}
 
     def levels(self, own_group: Sequence[int]) -> dict[tuple[int, int], LevelReport | None]:
-        """The format level of every replica of every group; None: no answer, or older software.
+        """The format level of every replica of every group; None: no answer.
         ``own_group``: this group's members; the supervisor knows those of the other groups. Until it answers,
         those groups count as not answering, because the founders may be only some of the members."""
         seated = self._seated() if self._info.groups > 1 else {}
@@ -217,8 +215,8 @@ class RayPeers:
     def _ask_level(self, gid: int, rid: int) -> Any | None:
         try:
             return ray.get_actor(broker_name(gid, rid), namespace=self._info.namespace).levels.remote()
-        except (ValueError, AttributeError, ray.exceptions.RayError):
-            return None  # not created yet, or its software has no such method
+        except (ValueError, ray.exceptions.RayError):
+            return None  # not created yet
 
     def manifest(self, peer: str) -> Manifest | None:
         """The peer's offer, if it is the leader."""
@@ -293,22 +291,22 @@ class Broker(BrokerCalls):
 
     def __init__(
         self,
-        info: ClusterInfo | bytes,
+        info: bytes,
         gid: int,
         rid: int,
-        config: BrokerConfig | bytes,
+        config: bytes,
         data_dir: str,
         listen_host: str,
         secret: bytes,
-        tls: TlsFiles | bytes | None = None,
+        tls: bytes | None = None,
         incarnation: int = 0,
         founded: bool = False,
         members: Sequence[int] = (),
     ) -> None:
-        """``info``, ``config``, ``tls``: as bytes (``pack_settings``), or as supervisors of earlier versions
-        passed them, which Ray keeps. ``data_dir``: this replica's own. ``incarnation``: how often it was
-        replaced before. ``founded``: whether the group has had a leader. ``members``: the group's members, if
-        they are not the founders. Raises DataDirLocked, DataDirMismatch, UnknownVersion."""
+        """``info``, ``config``, ``tls``: see ``pack_settings``. ``data_dir``: this replica's own.
+        ``incarnation``: how often it was replaced before. ``founded``: whether the group has had a leader.
+        ``members``: the group's members, if they are not the founders. Raises DataDirLocked, DataDirMismatch,
+        UnknownVersion."""
         # The tables are long-lived tuples without cycles. Collections must be rare: with a million open
         # transactions a full one would stop the replica for as long as an election takes.
         gc.set_threshold(200_000, 50, 1_000)
@@ -317,15 +315,15 @@ class Broker(BrokerCalls):
         settings = unpack_settings(BrokerConfig, config, self._report)
         if settings.log_format == LogFormat.json:
             log_to_stderr(LogFormat.json, self._as_logged)
-        self._info = info = unpack_settings(ClusterInfo, info, self._report)
-        peers = RayPeers(info, gid)
+        self._info = unpack_settings(ClusterInfo, info, self._report)
+        peers = RayPeers(self._info, gid)
         self._branches: BranchWork | None = None
         self._host = ReplicaProcess(
             ReplicaSetup(
                 config=settings,
-                identity=Identity(info.cluster_id, gid, rid, incarnation),
-                groups=info.groups,
-                founders=info.replicas,
+                identity=Identity(self._info.cluster_id, gid, rid, incarnation),
+                groups=self._info.groups,
+                founders=self._info.replicas,
                 data_dir=Path(data_dir),
                 listen_host=listen_host,
                 secret=secret,

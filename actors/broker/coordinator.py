@@ -209,12 +209,10 @@ class GroupCoordinator:
         self,
         which: Callable[[str], object] = lambda topic: None,
         last_void: Callable[[str], int] = lambda group: -1,
-        tells_ids: Callable[[], bool] = lambda: True,
     ) -> None:
         """``which(topic)``: a different object after the topic was deleted and created again.
-        ``last_void(group)``: the generation up to which nothing counts, since the group was deleted then.
-        ``tells_ids()``: whether members are told the ids of topics, as every broker understands them."""
-        self._which, self._last_void, self._tells_ids = which, last_void, tells_ids
+        ``last_void(group)``: the generation up to which nothing counts, since the group was deleted then."""
+        self._which, self._last_void = which, last_void
         #: Groups whose deletion is on its way to the log; value: the last generation that it makes void.
         self._deleting: dict[str, int] = {}
         self._term = 0
@@ -509,8 +507,7 @@ class GroupCoordinator:
         """Computes a new target from the present topics."""
         wanted = {topic for member in state.members.values() for topic in member.topics}
         state.partitions = {topic: partitions(topic) or 0 for topic in wanted}
-        if self._tells_ids():
-            self._forget_topics_that_are_gone(state, partitions)
+        self._forget_topics_that_are_gone(state, partitions)
         self._reassign(state)
 
     @staticmethod
@@ -568,7 +565,7 @@ class GroupCoordinator:
     def _assignment(self, state: _Group, name: str, member: _MemberState) -> GroupAssignment:
         pending = any(owner == name and tp not in member.granted for tp, owner in state.target.items())
         given = state.last_given
-        ids = {tp[0]: id_of(given[tp].topic) for tp in member.granted} if self._tells_ids() else None
+        ids = {tp[0]: id_of(given[tp].topic) for tp in member.granted}
         return GroupAssignment(member.generation, member.granted, pending, ids)
 
     def _forget_empty(self) -> bool:

@@ -31,7 +31,7 @@ from escrowmq.actors.client.consumer_groups import (
 )
 from escrowmq.replication.calling.answers import Leadership, Reply
 from escrowmq.replication.format import ops, share_ops
-from escrowmq.replication.format.internal_topics import SHARE, GroupSettings
+from escrowmq.replication.format.settings import SHARE, GroupSettings
 from escrowmq.replication.host.reads import Reads
 from escrowmq.replication.host.requests import Requests, Turn
 from escrowmq.replication.host.running_replica import RunningReplica
@@ -140,7 +140,6 @@ class GroupService:
         clock: Callable[[], float],
         which: Callable[[str], object] = lambda topic: None,
         last_void: Callable[[str], int] = lambda group: -1,
-        tells_ids: Callable[[], bool] = lambda: True,
         log_end: Callable[[], int | None] = lambda: None,
         applied: Callable[[], int] = lambda: -1,
         led_since: Callable[[int], float | None] = lambda term: None,
@@ -160,8 +159,8 @@ class GroupService:
         self._leadership, self._partitions, self._committed = leadership, partitions, committed
         self._group_names, self._submit, self._clock = group_names, submit, clock
         self._lock = threading.Lock()
-        self._which, self._tells_ids, self._led_since = which, tells_ids, led_since
-        self._coordinator = GroupCoordinator(which, last_void, tells_ids)
+        self._which, self._led_since = which, led_since
+        self._coordinator = GroupCoordinator(which, last_void)
         self._under_way = PlacesUnderWay()
         self._log_end, self._applied, self._settings = log_end, applied, settings
         self._has_failed = has_failed
@@ -178,7 +177,6 @@ class GroupService:
             clock=running.setup.monotonic,
             which=reads.which_topic,
             last_void=reads.last_void,
-            tells_ids=reads.tells_ids,
             log_end=running.log_end,
             applied=lambda: running.replica.state.applied_index,
             led_since=running.led_since,
@@ -439,7 +437,7 @@ class GroupService:
         def snapshot(coordinator: GroupCoordinator, now: float) -> GroupSnapshot:
             coordinator.expire(now)
             places = {t: dict(by) for t, by in offsets.items()}
-            newest = coordinator.newest_generation if self._tells_ids() else 0
+            newest = coordinator.newest_generation
             settings = self._settings(group)
             told = {} if settings is None else settings.values()
             return GroupSnapshot(coordinator.describe(group, now), places, newest, told)

@@ -12,7 +12,8 @@ from typing import Final
 
 from escrowmq.actors.client.consumer_groups import GROUP_NAME_BYTES_MAX
 from escrowmq.replication.errors import ConfigError, InvalidMessage
-from escrowmq.replication.format.internal_topics import DELAY_MS_MAX, is_reserved, owner_problem
+from escrowmq.replication.format.internal_topics import is_reserved, owner_problem
+from escrowmq.replication.format.settings import DELAY_MS_MAX
 from escrowmq.replication.format.share_ops import BY_TABLE, REASON_BYTES_MAX
 
 #: Who decides or changes something by hand, in the audit trail.

@@ -129,7 +129,6 @@ class TopicCatalog:
             self._questions, self._counted_from = 0, now
         self._questions += 1
         everything = len(names) > NAMES_MAX or self._questions > QUESTIONS_BY_NAME
-        # A broker of an earlier version interprets names as "ask the leader", and answers with all topics.
         what = True if everything else names
         try:
             asked = self._router.leader_call(0, "topics", what, timeout_s=self._timeout_s)
@@ -165,7 +164,7 @@ class TopicCatalog:
         answer = asked.result()
         try:
             found = {topic.name: _Heard(topic) for topic in answer}
-        except (TypeError, AttributeError):  # e.g. the status of a broker of another version
+        except (TypeError, AttributeError):
             return Unavailable(f"asked for topics, a broker answered {answer!r:.200}", NO_SENSE_S)
         self._router.places.hear(answer)  # first: a caller that finds a topic known asks for its place next
         self._topics.update(found)

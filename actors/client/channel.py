@@ -193,9 +193,6 @@ class GroupChannel:
         elif status == "unsupported":
             detail = f"the broker group is not at format level {answer[1]}; upgrade every replica first"
             self._finish(request, Failure(FailureKind.UNSUPPORTED, detail))
-        elif status == "no_method":
-            detail = f"replica {call.rid} is of an earlier version, without {request.method}"
-            self._finish(request, Failure(FailureKind.UNSUPPORTED, f"{detail}; upgrade every replica first"))
         else:
             self._finish(request, answer)
 

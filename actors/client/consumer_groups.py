@@ -21,7 +21,7 @@ TopicPartition: TypeAlias = tuple[str, int]
 GROUP_NAME_BYTES_MAX = 255
 
 #: Stands for a generation, with ``""`` for the member, in a commit of *first* places, which changes no place
-#: that the group has. Older brokers accept the call while the group has no members, and refuse it otherwise.
+#: that the group has.
 FIRST_PLACES = -1
 
 
@@ -35,13 +35,13 @@ class GroupAssignment(Carried, frozen=True):
 
     The member confirms it by a heartbeat of ``generation``, once it has released all other partitions.
     ``pending``: it will get more when other members release them, so ask again soon. ``ids``: those of the
-    topics, so that a member can state which topic it reads; None: the coordinator is below level 6.
+    topics, so that a member can state which topic it reads.
     """
 
     generation: int
     partitions: frozenset[TopicPartition]
     pending: bool
-    ids: Mapping[str, int] | None = None
+    ids: Mapping[str, int] = {}
 
 
 class GroupJoined(Carried, frozen=True):
@@ -49,14 +49,13 @@ class GroupJoined(Carried, frozen=True):
 
     It works and commits under generation ``base`` until it confirms ``assignment``. ``kept``: the part of
     the assignment that the member has claimed, and that no other member was given since. ``held``: the
-    claims that it may commit under ``base``; a superset of ``kept``, since it may have to release some. None
-    from brokers of earlier versions.
+    claims that it may commit under ``base``; a superset of ``kept``, since it may have to release some.
     """
 
     assignment: GroupAssignment
     kept: frozenset[TopicPartition]
     base: int
-    held: frozenset[TopicPartition] | None = None
+    held: frozenset[TopicPartition]
 
 
 class MembershipStale(Carried, frozen=True):
@@ -122,8 +121,7 @@ class MemberDescription:
 
 class GroupSnapshot(Carried, frozen=True):
     """A consumer group as its coordinator sees it. ``committed``: topic -> partition -> next offset;
-    ``generation``: the coordinator's newest one, 0 below level 6. ``settings``: those of the log, if any were
-    ever set."""
+    ``generation``: the coordinator's newest one. ``settings``: those of the log, if any were ever set."""
 
     members: tuple[MemberDescription, ...]
     committed: Mapping[str, Mapping[int, int]]
@@ -137,10 +135,9 @@ prepare(__name__)
 # ------------------------------------------------------------------------------------------------------------
 # Names of a group's members, and what they contain: a static member's name begins with its instance id.
 #
-# The id is part of the name, so that ``group_join`` needs no further argument: a broker of an earlier version
-# treats a static member as an ordinary one. Each consumer object gets a new name, which distinguishes two
-# processes of one instance; the last part of a name begins with the time, which shows which process began
-# later.
+# The id is part of the name, so that ``group_join`` needs no further argument. Each consumer object gets a
+# new name, which distinguishes two processes of one instance; the last part of a name begins with the time,
+# which shows which process began later.
 
 #: Longest instance id, in characters: it is part of a member's name.
 INSTANCE_ID_MAX = 200

@@ -13,7 +13,7 @@ from escrowmq.actors.client.call_arguments import group_problem
 from escrowmq.actors.client.consumer_groups import TopicPartition, coordinator_group
 from escrowmq.replication.errors import InvalidMessage, UnknownTopic
 from escrowmq.replication.format.ops import NONE_YET, pre_offsets
-from escrowmq.replication.replica.validation import NUMBER_MAX, PLACES_MAX
+from escrowmq.replication.limits import NUMBER_MAX, PLACES_MAX
 
 #: Where the work began, and where it ends: the group's committed offset (``NONE_YET``: it has none), and the
 #: next one.

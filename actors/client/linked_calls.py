@@ -295,7 +295,7 @@ class LinkedCalls:
             broker = self._brokers[where]
             if broker.link is not None or self._closed:
                 continue
-            if not (type(offer) is tuple and len(offer) == 3):  # None, or ("no_method",): an earlier version
+            if offer is None:
                 broker.asking_until = now
                 continue
             host, port, key = offer

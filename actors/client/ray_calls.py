@@ -59,12 +59,7 @@ class RayCalls:
         try:
             bound = methods.get(method)
             if bound is None:
-                bound = getattr(methods[""], method, None)
-                if bound is None:  # its handle says that it runs earlier software: asking again is useless
-                    self._methods.pop((gid, rid), None)
-                    done(("no_method",), None)
-                    return
-                methods[method] = bound
+                bound = methods[method] = getattr(methods[""], method)
             future = bound.remote(*args).future()
         except Exception as error:
             self._methods.pop((gid, rid), None)
@@ -131,29 +126,23 @@ class RayFeedbackProcesses:
 
     def _ask(self, wait_s: float) -> ShardReports:
         try:
-            first = ray.get_actor(shard_name(0), namespace=self._namespace)
+            first: Any = ray.get_actor(shard_name(0), namespace=self._namespace)
         except ValueError:  # no such name
             return []
-        report = _answers([_start(first)], wait_s)[0]
+        report = _answers([first.report.remote()], wait_s)[0]
         others = range(1, 1 if report is None else report.shards)
         return [report, *_answers([self._start_at(number) for number in others], wait_s)]
 
     def _start_at(self, number: int) -> Any | None:
         try:
-            return _start(ray.get_actor(shard_name(number), namespace=self._namespace))
+            handle: Any = ray.get_actor(shard_name(number), namespace=self._namespace)
+            return handle.report.remote()
         except ValueError:
             return None
 
     def close(self) -> None:
         """See :class:`FeedbackProcesses`."""
         self._thread.shutdown(wait=False, cancel_futures=True)
-
-
-def _start(handle: Any) -> Any | None:
-    try:
-        return handle.report.remote()
-    except AttributeError:  # an earlier version, which has no such call
-        return None
 
 
 def _answers(calls: list[Any | None], wait_s: float) -> ShardReports:

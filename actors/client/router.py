@@ -106,10 +106,8 @@ class MemberWatch:
         self._call(gid, rid, "members", (), answered)
 
     def _answered(self, group: _Group, question: int, answer: Any, error: BaseException | None) -> None:
-        """In any thread. A replica of an earlier version, which does not know the question, answers with an
-        error: then the members are the founders. A configuration that is not applied may be cut off again,
-        and another one may then get its version number, which would then be ignored here: so it is not
-        adopted."""
+        """In any thread. A configuration that is not applied may be cut off again, and another one may then
+        get its version number, which would then be ignored here: so it is not adopted."""
         if error is None and isinstance(answer, MembersReport) and answer.applied:
             self._post(lambda: self._follow(group, question, answer))
 

@@ -8,7 +8,6 @@ that was paused, undoes nothing. An interrupted change leaves groups behind unti
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -17,13 +16,11 @@ from escrowmq.actors.client.client_loop import ClientLoop
 from escrowmq.actors.client.consumer_groups import coordinator_group
 from escrowmq.actors.client.results import outcome
 from escrowmq.actors.client.router import Router, result_of
-from escrowmq.replication.calling.answers import LevelReport
 from escrowmq.replication.calling.patience import Backoff
 from escrowmq.replication.errors import (
     EscrowMQError,
     GroupKindMismatch,
     LeaseLost,
-    NotSupported,
     OffsetOutOfRange,
     Overloaded,
     TooManyScheduled,
@@ -32,8 +29,9 @@ from escrowmq.replication.errors import (
     UnknownTopic,
 )
 from escrowmq.replication.format import ops
-from escrowmq.replication.format.internal_topics import NAMES, GroupSettings, Value, dead_topic, retry_topic
-from escrowmq.replication.format.share_ops import LEVEL_OF_SHARES, group_settings
+from escrowmq.replication.format.internal_topics import dead_topic, retry_topic
+from escrowmq.replication.format.settings import NAMES, GroupSettings, Value
+from escrowmq.replication.format.share_ops import group_settings
 from escrowmq.replication.model import NO_ID, ResultCode
 
 #: Submits one operation to a broker group; returns its result code and the information that comes with it.
@@ -50,8 +48,7 @@ def set_group(
     repeat; without values it completes an interrupted change. ``by``: whom the audit trail names for it.
 
     A kind is decided in the group's coordinator's broker group first, which knows whether it has offsets.
-    Raises ConfigError, GroupKindMismatch, NotSupported below format level 9, or Overloaded when others
-    keep changing them.
+    Raises ConfigError, GroupKindMismatch, or Overloaded when others keep changing them.
     """
     check_group(group)
     found, number = _told(group, *submit(0, group_settings(group, {})))
@@ -130,41 +127,6 @@ def make_internal_topics(router: ClientLoop, submit: Submit, group: str, timeout
 
 
 # ------------------------------------------------------------------------------------------------------------
-# Whether a cluster has something yet, such as share groups and retries: a new one has it after some seconds.
-#
-# A broker group below the format level refuses what it does not know, and the error of that tells the user to
-# upgrade. A cluster that was started a moment ago needs only patience. Group 0 is asked, which reaches a
-# level last; a level never falls.
-
-#: How long to wait in a cluster whose software knows the level.
-LEVEL_WAIT_S, LEVEL_PAUSE_S = 15.0, 0.1
-
-
-def await_level(
-    router: ClientLoop,
-    timeout_s: float,
-    pause: Callable[[float], None] = time.sleep,
-    *,
-    level: int = LEVEL_OF_SHARES,
-    what: str = "share groups and retries",
-) -> None:
-    """Returns when the cluster has ``what``, which needs ``level``. Raises NotSupported if a replica runs
-    older software, or if an upgrade takes longer; Unavailable, Closed."""
-    until = time.monotonic() + LEVEL_WAIT_S
-    while True:
-        report = result_of(router.leader_call(0, "levels", timeout_s=timeout_s), timeout_s)
-        known, applied = report if isinstance(report, LevelReport) else (0, 0)
-        if applied >= level:
-            return
-        if known < level or time.monotonic() >= until:
-            raise NotSupported(
-                f"{what} need format level {level}, and the cluster is at {applied}; upgrade every replica "
-                "first"
-            )
-        pause(LEVEL_PAUSE_S)
-
-
-# ------------------------------------------------------------------------------------------------------------
 # Sends what is said of one message until it is durable: that it failed, or that it is done, with a reply.
 
 #: Pauses before a nack that did not fit into its entry is sent again.
@@ -214,8 +176,8 @@ def why_not(group: str, place: tuple[str, int, int], code: int, info: Any) -> Es
         return UnknownTopic(topic, gone=True)
     if code == ResultCode.UNKNOWN_SHARE:
         return UnknownGroup(group)
-    if code == ResultCode.OUT_OF_RANGE:  # brokers of earlier versions tell the end alone
-        start, end = (0, info) if type(info) is int else info
+    if code == ResultCode.OUT_OF_RANGE:
+        start, end = info
         return OffsetOutOfRange(topic, partition, offset, start, end, True)
     if code == ResultCode.TOO_MANY_SCHEDULED:
         return TooManyScheduled(f"{info} messages wait for their time in this broker group", 1.0)

@@ -9,8 +9,8 @@ from typing import Any
 from escrowmq.actors.client.call_arguments import check_group_name
 from escrowmq.actors.client.consumer_groups import INSTANCE_ID_MAX, TopicPartition
 from escrowmq.replication.errors import ConfigError, InvalidMessage
+from escrowmq.replication.limits import has_control_characters
 from escrowmq.replication.model import ConsumerRecord
-from escrowmq.replication.replica.validation import has_control_characters
 
 #: Longest wait of one poll: a caller that asks for more surely meant milliseconds.
 POLL_S_MAX = 3600.0
@@ -24,9 +24,10 @@ NACK_DELAY_S = 5.0
 
 
 def check_group(group: object) -> None:
-    """Checks a group's name: a non-empty str of at most 255 bytes, or None. Raises ConfigError."""
-    if group is not None:
-        check_group_name(group)
+    """Checks a group's name: a non-empty str of at most 255 bytes without control characters, or None. Raises
+    ConfigError."""
+    if group is not None and has_control_characters(check_group_name(group)):
+        raise ConfigError(f"group {group!r} has control characters in its name; choose a name without them")
 
 
 def check_needs_group(group: object, subscribes: bool, handles: bool) -> None:

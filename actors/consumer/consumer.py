@@ -88,7 +88,7 @@ class Consumer(Closing):
         with dead letters, as it is set by ``admin.set_group``. Records are then :class:`StreamRecord`. The
         first such consumer makes the group one that reads by offsets, and creates its topics of retries and
         of dead letters, ``__retry.<group>`` and ``__dead.<group>``; the former is read beside any other
-        topics. All members of a group need the same ``retry``. Raises GroupKindMismatch, NotSupported.
+        topics. All members of a group need the same ``retry``. Raises GroupKindMismatch.
 
         ``auto_offset_reset`` overrides ``config``'s: "earliest", "latest" or "none" (OffsetOutOfRange).
         ``calls``, ``background``: how replicas are reached, and what runs this consumer; None: Ray, threads.

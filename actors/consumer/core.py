@@ -19,15 +19,9 @@ from typing import TypeAlias, TypeVar
 from escrowmq.actors.client.background import Background, Threads
 from escrowmq.actors.client.call_arguments import check_not_internal
 from escrowmq.actors.client.closing import FORKED, tell_after_fork
-from escrowmq.actors.client.consumer_groups import (
-    GroupSnapshot,
-    TopicPartition,
-    coordinator_group,
-    dynamic_name,
-    static_name,
-)
+from escrowmq.actors.client.consumer_groups import TopicPartition, dynamic_name, static_name
 from escrowmq.actors.client.replica_calls import ReplicaCalls
-from escrowmq.actors.client.router import Router, over_ray, result_of
+from escrowmq.actors.client.router import Router, over_ray
 from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.actors.client.values import Deserializer, deserializer_of
 from escrowmq.actors.client.wakeup import ObservableCondition
@@ -55,7 +49,6 @@ from escrowmq.replication.errors import (
     UnknownTopic,
 )
 from escrowmq.replication.message_headers import tags_wanted
-from escrowmq.replication.replica.validation import has_control_characters
 
 T = TypeVar("T")
 #: Hands out what is available at a time, at most so many records.
@@ -170,8 +163,6 @@ class ConsumerCore:
     def _begin(
         self, topics: Sequence[str], pattern: str | re.Pattern[str] | None, retry: RetryPolicy | None
     ) -> None:
-        if self.group is not None and has_control_characters(self.group):
-            self._check_known(self.group)
         if retry is not None and self.membership is not None:
             self._begin_retries(retry, self.membership)
         if topics or pattern is not None:
@@ -190,16 +181,6 @@ class ConsumerCore:
         """Raises Closed after ``close``."""
         if self.closed:
             raise Closed(self._why)
-
-    def _check_known(self, group: str) -> None:
-        """Refuses a new group with such a name; a group of an earlier version may still have one."""
-        gid, wait_s = coordinator_group(group, self.info.groups), self.config.call_timeout_s
-        call = self.router.leader_call(gid, "group_describe", group, timeout_s=wait_s)
-        known: GroupSnapshot = result_of(call, wait_s)
-        if not known.members and not known.committed:
-            raise ConfigError(
-                f"group {group!r} has control characters in its name; choose a name without them"
-            )
 
     # ------------------------------------------------------------ what to read
 
@@ -333,7 +314,7 @@ class ConsumerCore:
         wanted = {tp: self.router.places.group_of(*tp) for tp in partitions}
         assert self.membership is not None
         before = {state.tp: state for state in self.positions.states()}
-        for tp in self.positions.assign(wanted, kept, self.membership.ids or {}):
+        for tp in self.positions.assign(wanted, kept, self.membership.ids):
             self.redelivery.drop(tp)
             self.lost_work = self.lost_work or before[tp].has_work
         self.counted.assignments += 1

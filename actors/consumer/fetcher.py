@@ -227,8 +227,7 @@ class Fetches:
 
     @staticmethod
     def _named(state: PartitionState) -> tuple[int, ...]:
-        """What a request ends with so that no other topic of the name answers it. An id shows that brokers
-        understand ids."""
+        """What a request ends with so that no other topic of the name answers it."""
         return () if state.topic_id == NO_ID else (NO_END, state.topic_id)
 
     def _give_up(self, token: int, call: _FetchCall, now: float) -> None:

@@ -156,7 +156,7 @@ def _span(core: ConsumerCore, state: PartitionState) -> Span | None:
 def _id_of(core: ConsumerCore, topic: str) -> int:
     """The id of the topic that was read."""
     assert core.membership is not None
-    told = core.membership.ids or {}
+    told = core.membership.ids
     return told[topic] if topic in told else core.router.places.id_of(topic)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from escrowmq.actors.client.background import Background
@@ -29,7 +29,7 @@ from escrowmq.actors.client.router import Router, result_of
 from escrowmq.actors.consumer.config import ConsumerConfig
 from escrowmq.actors.consumer.fetcher import LAG_PATIENCE_S
 from escrowmq.actors.consumer.offsets import Lookup, OffsetReader, Passing
-from escrowmq.actors.consumer.positions import Positions
+from escrowmq.actors.consumer.positions import NO_IDS, Positions
 from escrowmq.actors.consumer.subscribing import Subscribing, TopicPattern
 from escrowmq.replication.errors import PENDING_RETRY_S, ConfigError, EscrowMQError, MemberFenced
 from escrowmq.replication.format.ops import NONE_YET
@@ -54,7 +54,7 @@ class Offer:
     partitions: frozenset[TopicPartition]
     kept: frozenset[TopicPartition] | None
     held: frozenset[TopicPartition] | None = None
-    ids: Mapping[str, int] | None = None  # of their topics; None: not told
+    ids: Mapping[str, int] = field(default_factory=dict)  # of their topics
 
 
 class Membership:
@@ -74,9 +74,8 @@ class Membership:
         self.fenced: MemberFenced | None = None
         #: The generation under which heartbeats and commits are made.
         self.generation = 0
-        #: The ids of the topics that it reads, as of the last assignment that was taken over. None: the
-        #: coordinator runs an earlier version; calls to it contain no ids.
-        self.ids: Mapping[str, int] | None = None
+        #: The ids of the topics that it reads, as of the last assignment that was taken over.
+        self.ids: Mapping[str, int] = NO_IDS
         self.offer: Offer | None = None
         #: The coordinator has more partitions for this member once others release them: ask again soon.
         self.pending = False
@@ -149,7 +148,7 @@ class Membership:
 
     def claim(self) -> tuple[Any, ...]:
         """What it states about its partitions when it joins again: topic ids, and the generation."""
-        return () if self.ids is None else (dict(self.ids), self.generation)
+        return dict(self.ids), self.generation
 
     def lose_all(self) -> None:
         """This member left the group: it holds nothing any longer."""
@@ -159,9 +158,7 @@ class Membership:
     def still_holds(self, partitions: frozenset[TopicPartition]) -> bool:
         """Whether, after a join, this member still holds all these until it takes over its new assignment, so
         that it may commit them."""
-        if self.offer is None or self.offer.kept is None:
-            return True
-        return partitions <= (self.offer.kept if self.offer.held is None else self.offer.held)
+        return self.offer is None or self.offer.held is None or partitions <= self.offer.held
 
 
 log = logging.getLogger(__name__)

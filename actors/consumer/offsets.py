@@ -27,7 +27,6 @@ from escrowmq.replication.calling.offset_answers import HeldPlaces
 from escrowmq.replication.errors import (
     EscrowMQError,
     InvalidMessage,
-    NotSupported,
     OffsetOutOfRange,
     OutcomeUnknown,
     Overloaded,
@@ -132,8 +131,8 @@ class OffsetReader:
                 for i in places:
                     found[i] = error
                 continue
-            theirs = answer.ids or [NO_ID] * len(places)
-            for i, code, offset, theirs_id in zip(places, answer.codes, answer.offsets, theirs, strict=True):
+            told = zip(places, answer.codes, answer.offsets, answer.ids, strict=True)
+            for i, code, offset, theirs_id in told:
                 topic, partition, _ = requests[i]
                 meant = max(ids.get(topic, NO_ID), self._router.places.id_of(topic))
                 if NO_ID < theirs_id < meant:
@@ -185,12 +184,9 @@ class OffsetReader:
         """As ``committed``, and the partitions whose place an open transaction will move, or leave."""
         names = sorted(set(topics))
         gid = coordinator_group(group, self._router.info.groups)
-        try:
-            found: HeldPlaces = result_of(
-                self._router.leader_call(gid, "held_places", group, names, timeout_s=timeout_s), timeout_s
-            )
-        except NotSupported:  # an earlier version, which has no such transactions
-            return self.committed(group, names, timeout_s), frozenset()
+        found: HeldPlaces = result_of(
+            self._router.leader_call(gid, "held_places", group, names, timeout_s=timeout_s), timeout_s
+        )
         committed = {(topic, p): offset for topic, by in found.committed.items() for p, offset in by.items()}
         return committed, frozenset((topic, p) for topic, numbers in found.held.items() for p in numbers)
 
@@ -277,8 +273,7 @@ class OffsetReader:
         answer = self._send_first(group, ends, timeout_s)
         if isinstance(answer, TopicIsOther):  # these ends are another topic's
             raise Unavailable(f"topic {answer.topic!r} was created again while its end was looked up", 0.1)
-        # MembershipStale: an older broker, which commits only for members. TopicMissing: deleted meanwhile;
-        # the reader reports that.
+        # TopicMissing: deleted meanwhile; the reader reports that.
         return self.committed(group, {topic for topic, _ in ends}, timeout_s)
 
     def _send_first(
@@ -291,8 +286,7 @@ class OffsetReader:
         gid = coordinator_group(group, self._router.info.groups)
         known = {topic: self._router.places.id_of(topic) for topic in by_topic}
         ids = {topic: topic_id for topic, topic_id in known.items() if topic_id != NO_ID}
-        told = [ids] if ids else []  # a leader that gives ids takes them, too
-        arguments = group, "", FIRST_PLACES, by_topic, *told
+        arguments = group, "", FIRST_PLACES, by_topic, ids
         try:
             answer: MembershipStale | TopicMissing | TopicIsOther | GroupCallRefused | None = result_of(
                 self._router.leader_call(gid, "commit_offsets", *arguments, timeout_s=timeout_s), timeout_s

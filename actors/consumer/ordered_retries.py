@@ -33,7 +33,7 @@ from escrowmq.actors.consumer.records import StreamRecord, attempt_of
 from escrowmq.actors.consumer.retries import AGAIN_S, ConcurrentRetries, Reader, Retries, stream_record
 from escrowmq.actors.consumer.subscribing import Subscribing
 from escrowmq.replication.errors import EscrowMQError
-from escrowmq.replication.format.internal_topics import GroupSettings
+from escrowmq.replication.format.settings import GroupSettings
 from escrowmq.replication.format.share_ops import REJECT
 from escrowmq.replication.model import ConsumerRecord
 

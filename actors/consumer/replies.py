@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from escrowmq.actors.client.closing import Closing
 from escrowmq.actors.client.results import submitting
-from escrowmq.actors.client.share_groups import await_level, create_internal_topic
+from escrowmq.actors.client.share_groups import create_internal_topic
 from escrowmq.actors.consumer.consumer import Consumer
 from escrowmq.replication.errors import ConfigError
 from escrowmq.replication.format.forwarded import BY, DONE, GROUP, OUTCOME, REASON, Origin, history
@@ -59,7 +59,6 @@ class Replies(Closing):
         wait_s = core.config.call_timeout_s
 
         try:
-            await_level(core.router, wait_s)
             create_internal_topic(submitting(core.router, wait_s), core.info.groups, replies_topic(app))
             consumer.subscribe([replies_topic(app)])
         except BaseException:

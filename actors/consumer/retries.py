@@ -19,7 +19,7 @@ from typing import Protocol
 from escrowmq.actors.client.call_arguments import delay_in_ms, reason_text
 from escrowmq.actors.client.results import submitting
 from escrowmq.actors.client.router import Router
-from escrowmq.actors.client.share_groups import await_level, make_internal_topics, of_kind, send_settling
+from escrowmq.actors.client.share_groups import make_internal_topics, of_kind, send_settling
 from escrowmq.actors.client.wakeup import wait_out
 from escrowmq.actors.consumer import arguments as args
 from escrowmq.actors.consumer.membership_thread import Membership
@@ -36,7 +36,8 @@ from escrowmq.replication.errors import (
     Unavailable,
     UnknownTopic,
 )
-from escrowmq.replication.format.internal_topics import STREAM, retry_topic
+from escrowmq.replication.format.internal_topics import retry_topic
+from escrowmq.replication.format.settings import STREAM
 from escrowmq.replication.format.share_ops import BY_TABLE, REJECT, nack
 from escrowmq.replication.model import NO_ID, ConsumerRecord
 
@@ -112,10 +113,9 @@ class Retries:
         self.last: ConsumerRecord | None = None
 
     def begin(self) -> None:
-        """Makes everything that the group needs. Safe to repeat. Raises GroupKindMismatch, NotSupported
-        (below format level 9), Overloaded, Unavailable."""
+        """Makes everything that the group needs. Safe to repeat. Raises GroupKindMismatch,
+        Overloaded, Unavailable."""
         router, group, wait_s = self._reader.router, self._member.group, self._timeout_s
-        await_level(router, wait_s, self._pause)
         submit, groups = submitting(router, wait_s), router.info.groups
         of_kind(submit, groups, group, STREAM)
         make_internal_topics(router, submit, group, wait_s)
@@ -178,7 +178,7 @@ class Retries:
         """Has the broker copy the message. Raises UnknownTopic, OffsetOutOfRange, TooManyScheduled,
         Unavailable, OutcomeUnknown."""
         reader, topic = self._reader, state.topic
-        topic_id = (self._member.ids or {}).get(topic, NO_ID)
+        topic_id = self._member.ids.get(topic, NO_ID)
         if topic_id == NO_ID:
             topic_id = reader.router.places.id_of(topic)
         request = nack(

@@ -16,7 +16,7 @@ from escrowmq.actors.client.consumer_groups import TopicPartition
 from escrowmq.actors.client.router import Router, result_of
 from escrowmq.actors.consumer.offsets import Lookup, OffsetReader
 from escrowmq.replication.calling.answers import TopicNames
-from escrowmq.replication.errors import EscrowMQError, InvalidMessage, NotSupported, UnknownTopic
+from escrowmq.replication.errors import EscrowMQError, InvalidMessage, UnknownTopic
 from escrowmq.replication.model import TopicInfo
 
 # ------------------------------------------------------------------------------------------------------------
@@ -151,10 +151,6 @@ class Subscribing:
         return places
 
     def _names(self, pattern: TopicPattern, timeout_s: float) -> TopicNames:
-        try:
-            asked = self._router.leader_call(0, "topic_names", *pattern.known, timeout_s=timeout_s)
-            answer: TopicNames = result_of(asked, timeout_s)
-            return answer
-        except NotSupported:  # a leader of an earlier version, which always reports everything on all topics
-            infos = result_of(self._router.leader_call(0, "topics", True, timeout_s=timeout_s), timeout_s)
-            return TopicNames(0, 0, [info.name for info in infos])
+        asked = self._router.leader_call(0, "topic_names", *pattern.known, timeout_s=timeout_s)
+        answer: TopicNames = result_of(asked, timeout_s)
+        return answer

@@ -26,8 +26,7 @@ def partition_of(producer: Producer, message: Message, turn: int) -> int:
     """The partition of a message as a part of a transaction. ``turn``: any number, which decides for a
     message without a key and without a partition.
 
-    Raises what sending it would raise: InvalidMessage, MessageTooLarge, UnknownTopic, NotSupported (delayed,
-    and the cluster is too old).
+    Raises what sending it would raise: InvalidMessage, MessageTooLarge, UnknownTopic.
     """
     core = producer._core
     later: list[Later] = []

@@ -31,7 +31,6 @@ from escrowmq.actors.producer.bulk.table_calls import transactions_of_table
 from escrowmq.actors.producer.config import ProducerStatistics
 from escrowmq.actors.producer.core import ProducerCore
 from escrowmq.actors.producer.encoding.blocks import Outcome
-from escrowmq.actors.producer.encoding.delayed_messages import any_delayed
 from escrowmq.actors.producer.encoding.delivery_columns import Delivery
 from escrowmq.actors.producer.encoding.encoder import as_messages
 from escrowmq.actors.producer.encoding.many import Headers
@@ -114,7 +113,6 @@ class AsyncProducer(AsyncClosing):
     async def _send_later(
         self, message: Message, partition: int | None, row: bytes
     ) -> asyncio.Future[RecordMetadata]:
-        await self._may_delay()
         core, topic = self._core, message.topic
         time_ms = core.delays.time_of(message)
         sent = await self._until(lambda: core.send_later(topic, partition, row, time_ms))
@@ -125,7 +123,6 @@ class AsyncProducer(AsyncClosing):
         core = self._core
         core.check_open()
         wanted = Cancellation(ScheduleId.parse(schedule_id, core.info.cluster_id))
-        await self._may_delay()
         for _ in range(TOPICS_MAX):
             await self._learn_topics({wanted.message.topic})
             answer = await asyncio.wrap_future(cancelling.cancel(core, wanted))
@@ -301,9 +298,6 @@ class AsyncProducer(AsyncClosing):
 
     async def _learn(self, messages: Iterable[object]) -> None:
         """Looks up topics that this producer does not know yet, so that encoding need not block."""
-        packer = self._core.packer
-        if packer is not None and not packer.asked().done():
-            await asyncio.shield(asyncio.wrap_future(packer.asked()))
         # Anything that is not a message is refused by the encoder.
         await self._learn_topics({message.topic for message in messages if isinstance(message, Message)})
 
@@ -315,11 +309,6 @@ class AsyncProducer(AsyncClosing):
             for topic in unknown:
                 if catalog.known(topic) is None:
                     raise UnknownTopic(topic)
-
-    async def _may_delay(self) -> None:
-        """Returns if the cluster takes delayed messages; see ``DelayGate.check``."""
-        if not self._core.delays.ready:
-            await asyncio.to_thread(self._core.delays.check)
 
     async def _until(self, attempt: Callable[[], T | None]) -> T:
         """Waits for room in the producer's buffer; raises Overloaded after ``buffer_wait_s``."""
@@ -375,8 +364,6 @@ class AsyncTransaction(TransactionBase):
     async def send(self, *messages: Message) -> None:
         """Adds messages. They are checked now and sent by ``prepare``."""
         await self._face._learn(messages)
-        if not self._core.delays.ready and any_delayed(messages):
-            await self._face._may_delay()
         self._add(list(messages))
 
     async def send_offsets(
@@ -397,8 +384,6 @@ class AsyncTransaction(TransactionBase):
             raise self._settled_before(recorded)
 
     async def _prepare(self) -> TransactionState | None:
-        if self._is_of_level_9 and not self._core.level_9.ready:
-            await asyncio.to_thread(self._core.level_9.check)
         if (naming := self._to_name()) is not None:
             await self._name(naming)
         plan = self._plan()

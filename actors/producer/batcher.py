@@ -73,75 +73,6 @@ class BuiltRequest:
 
 
 # ------------------------------------------------------------------------------------------------------------
-# Which version a producer uses towards one broker group, and the latest time it has heard from there. Pure.
-#
-# A group accepts version 2 of PREPARE, or of MESSAGE, once all replicas of the cluster run software that
-# knows it; there is one ``GroupSpeech`` for each of the two. A producer tries: a refusal costs one round
-# trip, and is all that older software can answer. Until the first success, version 2 is sent in separate
-# requests, so that a refusal affects nothing else. A group never goes back to an older version, so the first
-# success is final.
-
-#: For how long version 1 is used after a refusal. A new cluster accepts version 2 within a second; during an
-#: upgrade, one or two refused requests a second do not matter.
-TRY_AGAIN_S = 0.5
-
-
-class GroupSpeech:
-    """What one producer knows of one group. Used by one thread (the router's)."""
-
-    __slots__ = ("_settled", "_try_again_at", "heard_ms", "version")
-
-    def __init__(self) -> None:
-        #: The version used now.
-        self.version = 2
-        #: The newest time of an entry of the group, from its answers; -1: none yet.
-        self.heard_ms = -1
-        self._settled = False
-        self._try_again_at: float | None = None  # None: from the next ``pass_time`` on
-
-    @property
-    def is_settled(self) -> bool:
-        """Whether the group has accepted version 2."""
-        return self._settled
-
-    @property
-    def is_attempt(self) -> bool:
-        """Whether version 2 is used although it may be refused."""
-        return self.version == 2 and not self._settled
-
-    def pass_time(self, now: float) -> None:
-        """Switches back to version 2 a while after it was refused."""
-        if self.version == 2:
-            return
-        if self._try_again_at is None:
-            self._try_again_at = now + TRY_AGAIN_S
-        elif now >= self._try_again_at:
-            self.version = 2
-
-    def heard(self, time_ms: int) -> None:
-        """Takes the group's time from an answer."""
-        if time_ms > self.heard_ms:
-            self.heard_ms = time_ms
-
-    def taken(self) -> None:
-        """The group has accepted a request of version 2."""
-        self._settled, self.version = True, 2
-
-    def refused(self, failure: Failure) -> bool:
-        """A request of version 2 ended in ``failure``: returns whether to send it again, in ``version``.
-
-        Brokers from before version 2 can only report it as malformed; if it really is, so is version 1 of it.
-        """
-        if self._settled:
-            # It was answered before the group had raised its level, which is never lowered.
-            return failure.kind is FailureKind.UNSUPPORTED
-        if failure.kind not in (FailureKind.UNSUPPORTED, FailureKind.MALFORMED):
-            return False
-        self.version, self._try_again_at = 1, None
-        return True
-
-
-# ------------------------------------------------------------------------------------------------------------
 # The streams of one producer in one broker group, of the partitions that it has used last.
 #
 # A stream weighs a few kilobytes, and a service may send to short-lived topics for years. So streams that are
@@ -227,11 +158,10 @@ class GroupBatcher:
         self._app, self._config, self._instance = app, config, instance
         self._counted = counted or Counted()
         self._places = TopicPlaces(1) if places is None else places
-        self._speech = GroupSpeech()
-        self._speech_of_messages = GroupSpeech()
+        #: The newest time of an entry of the group, from its answers; -1: none yet.
+        self._heard_ms = -1
         self._claim: tuple[str, int] | None = None
         self._fence = b""
-        self.heard = self._speech.heard  # called with the group's time from an answer
         self._prepares: deque[PrepareBlock] = deque()
         self._decisions: deque[DecisionBlock] = deque()
         self._inquiries: deque[InquireBlock] = deque()
@@ -252,17 +182,18 @@ class GroupBatcher:
         self._linger_s = config.linger_ms / 1000
         self._tx_linger_s = config.transaction_linger_ms / 1000
 
+    def heard(self, time_ms: int) -> None:
+        """Takes the group's time from an answer."""
+        if time_ms > self._heard_ms:
+            self._heard_ms = time_ms
+
     def send_under(self, name: str, epoch: int) -> None:
-        """From now on, transactions are prepared under this claim, which the group has taken. So it knows
-        version 2, and none must ever be sent in version 1: that says nothing of a claim."""
+        """From now on, transactions are prepared under this claim, which the group has taken."""
         self._claim = name, epoch
-        self._speech.taken()
 
     def send_fenced(self, name: bytes) -> None:
-        """From now on, transactions are prepared under the name of this table, whose rows decide. The group
-        has the level, and so version 2; version 1 says nothing of a table."""
+        """From now on, transactions are prepared under the name of this table, whose rows decide."""
         self._fence = name
-        self._speech.taken()
 
     # ------------------------------------------------------------ queues
 
@@ -273,11 +204,7 @@ class GroupBatcher:
         self._note_waiting(now)
 
     def decide(self, block: DecisionBlock, now: float) -> None:
-        """Queues transactions to be committed or rolled back. Decisions on branches are left to their home
-        group until this group is known to accept version 2: older software would refuse the whole request."""
-        if block.home_index is not None and not self._speech.is_settled:
-            block.done(Failure(FailureKind.UNAVAILABLE, "left to the home group"))
-            return
+        """Queues transactions to be committed or rolled back."""
         self._decisions.append(block)
         self._tx_bytes += (ID_OVERHEAD + len(block.tx_ids[0])) * len(block.tx_ids)
         self._note_waiting(now)
@@ -341,9 +268,6 @@ class GroupBatcher:
             self._back_by = float("-inf")
         if self._back_by > now:
             wake = min(wake, self._back_by)
-        for speech in (self._speech, self._speech_of_messages):
-            if speech.version == 1:
-                speech.pass_time(now)
         while channel.room() > 0:
             due = self.due(channel.in_flight == 0)
             if due > now and not (hurry and due < float("inf")):
@@ -416,17 +340,11 @@ class GroupBatcher:
     def build(self) -> BuiltRequest | None:
         """A request made of what waits, about ``request_bytes`` at most; None when nothing waits."""
         request = BuiltRequest()
-        speech = self._speech
-        if self._prepares and (speech.is_attempt or (self._prepares[0].home_index and not speech.is_settled)):
-            # In a request of their own, so that a refusal affects nothing else.
-            self._take_prepares(request, only_one=not speech.is_attempt)
-            self._note_empty()
-            return request
         self._messages_first = not self._messages_first  # alternates, so that neither starves the other
         waits = bool(self._prepares or self._decisions)
         streams, bytes_max = bool(self._active), self._config.request_bytes
-        if streams and self._messages_first and waits and self._take_messages(request, bytes_max // 2):
-            return request
+        if streams and self._messages_first and waits:
+            self._take_messages(request, bytes_max // 2)
         if self._decisions:
             self._take_decisions(request)
         if self._inquiries or self._dones:
@@ -478,7 +396,7 @@ class GroupBatcher:
         if not self._dones:
             self._dones_since = float("inf")
 
-    def _take_prepares(self, request: BuiltRequest, *, only_one: bool = False) -> None:
+    def _take_prepares(self, request: BuiltRequest) -> None:
         queue = self._prepares
         room = self._config.request_bytes - request.size
         operations: dict[Any, list[PrepareBlock]] = {}
@@ -498,48 +416,31 @@ class GroupBatcher:
             self._tx_bytes -= cost
             key = block if block.alone else block.key()
             operations.setdefault(key, []).append(block)
-            if only_one:
-                break
-        speech = self._speech
         for blocks in operations.values():
             deadline = min(block.deadline for block in blocks)
             first = blocks[0]
-            # A branch is sent in the version in which home accepted it: if this group refuses it as stale,
-            # only home's record can tell whether it may be sent again.
-            spoken = speech.version == 2 or first.is_of_level_9
-            version_2 = bool(first.home_index) or (spoken and first.home_group < 0)
-            instance = self._instance if version_2 else None
-            heard_ms = speech.heard_ms if first.heard_ms < 0 else first.heard_ms
+            heard_ms = self._heard_ms if first.heard_ms < 0 else first.heard_ms
             frame = encode_prepare(
-                self._app, blocks, self._places.id_of, instance, heard_ms, self._claim, self._fence
+                self._app, blocks, self._places.id_of, self._instance, heard_ms, self._claim, self._fence
             )
-            request.add(frame, partial(self._prepared, blocks, instance is not None), deadline)
+            request.add(frame, partial(self._prepared, blocks), deadline)
             request.blocks += len(blocks)
 
-    def _take_messages(self, request: BuiltRequest, bytes_max: int) -> bool:
-        """Returns whether the request must be sent as it is, so that a refusal affects nothing else."""
+    def _take_messages(self, request: BuiltRequest, bytes_max: int) -> None:
         self._forget_idle()
         ready = [stream for stream in self._active.values() if stream.waits]
         ready.sort(key=PartitionStream.oldest)
         for stream in ready:
             room = bytes_max - request.size
             if room <= 0 and request.frames:
-                return False
-            # The first batch of an epoch: if the broker has forgotten its producer, it looks like that of a
-            # new producer, while later batches would be out of sequence.
-            if stream.next_seq == 0 and self._speech_of_messages.version == 2:
-                attempt = self._speech_of_messages.is_attempt
-                if attempt and request.frames:
-                    return False
-                topic_id = self._places.id_of(stream.topic)
-                frame, batch = stream.take(room, self._speech.heard_ms, topic_id)
-                request.add(frame, partial(self._begun, request, stream, batch), batch.deadline)
-                if attempt:
-                    return True
+                return
+            if stream.next_seq == 0:
+                # The first batch of an epoch: if the broker has forgotten its producer, it looks like that of
+                # a new producer, while later batches would be out of sequence.
+                frame, batch = stream.take(room, self._heard_ms, self._places.id_of(stream.topic))
             else:
                 frame, batch = stream.take(room)
-                request.add(frame, partial(self._sent, request, stream, batch), batch.deadline)
-        return False
+            request.add(frame, partial(self._sent, request, stream, batch), batch.deadline)
 
     # ------------------------------------------------------------ answers
 
@@ -559,7 +460,7 @@ class GroupBatcher:
             return
         results = outcome[1] if outcome[0] == "ok" and len(outcome) <= 3 else []
         if results and len(outcome) == 3:
-            self._speech.heard(outcome[2])
+            self.heard(outcome[2])
         if len(results) != len(handlers):
             broken = Failure(FailureKind.UNKNOWN, f"answer {outcome[0]!r} with {len(results)} results")
             results = [broken] * len(handlers)
@@ -577,22 +478,6 @@ class GroupBatcher:
         """The result of a batch. A sending that was refused counts, too: a copy of it may have reached a
         later leader, which stored it, and be forgotten by now."""
         stream.finished(batch, outcome, repeated or request.sendings > 1)
-
-    def _begun(
-        self,
-        request: BuiltRequest,
-        stream: PartitionStream,
-        batch: Batch,
-        outcome: Sequence[Any] | Failure,
-        repeated: bool,
-    ) -> None:
-        """The result of a batch sent in version 2 (the first of an epoch), or a refusal of that version."""
-        if not isinstance(outcome, Failure):
-            self._speech_of_messages.taken()
-        elif self._speech_of_messages.refused(outcome):
-            stream.put_back(batch)
-            return
-        self._sent(request, stream, batch, outcome, repeated)
 
     @staticmethod
     def _inquired(block: InquireBlock, outcome: Sequence[Any] | Failure, repeated: bool) -> None:
@@ -613,26 +498,10 @@ class GroupBatcher:
         for block in finish_decided(blocks, problems):
             self.decide(block, float("-inf"))
 
-    def _prepared(
-        self,
-        blocks: list[PrepareBlock],
-        version_2: bool,
-        outcome: Sequence[Any] | Failure,
-        repeated: bool,
-    ) -> None:
+    def _prepared(self, blocks: list[PrepareBlock], outcome: Sequence[Any] | Failure, repeated: bool) -> None:
         if isinstance(outcome, Failure):
-            if version_2 and not blocks[0].is_of_level_9 and self._speech.refused(outcome):
-                if blocks[0].home_index:  # this group will soon reach home's level
-                    for block in blocks:
-                        block.done(dict.fromkeys(range(len(block.tx_ids)), (ResultCode.RETRY, None)))
-                    return
-                for block in blocks:
-                    self.prepare(block, float("-inf"))
-                return
             _fail(blocks, outcome)
             return
-        if version_2:
-            self._speech.taken()
         if repeated:
             for block in blocks:
                 block.perhaps_open = True
@@ -640,7 +509,7 @@ class GroupBatcher:
             if not blocks[0].home_index:  # branches are counted at home
                 count = sum(len(block.tx_ids) for block in blocks)
                 self._counted.prepared += count - len(problems_of(outcome, count))
-            heard_ms = self._speech.heard_ms
+            heard_ms = self._heard_ms
             for block in finish_prepared(blocks, outcome, heard_ms, repeated):
                 if block.stale_ms == heard_ms:
                     self._stale.append(block)

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 from escrowmq.actors.client.client_loop import ClientLoop
 from escrowmq.actors.client.router import result_of
-from escrowmq.actors.client.share_groups import await_level
 from escrowmq.replication.errors import (
     InvalidMessage,
     OutcomeUnknown,
@@ -25,11 +24,10 @@ from escrowmq.replication.errors import (
     ProducerFenced,
     Unavailable,
 )
-from escrowmq.replication.format import timer_ops
-from escrowmq.replication.format.timer_ops import LEVEL_OF_CLAIMS, OF_DELAYED, claim_group
+from escrowmq.replication.format import ops
+from escrowmq.replication.format.ops import OF_DELAYED, claim_group
+from escrowmq.replication.limits import CLAIM_NAME_CHARS_MAX, has_control_characters
 from escrowmq.replication.model import ResultCode
-from escrowmq.replication.replica.claim_validation import NAME_CHARS_MAX
-from escrowmq.replication.replica.validation import has_control_characters
 
 #: How often a higher epoch is tried: others claim the name at the same time, and each of them gets one.
 TRIES = 20
@@ -54,9 +52,9 @@ class Ask(NamedTuple):
 
 def check_name(name: object) -> str:
     """Returns a name for a producer; raises InvalidMessage if it is not allowed."""
-    if type(name) is not str or not 0 < len(name) <= NAME_CHARS_MAX:
+    if type(name) is not str or not 0 < len(name) <= CLAIM_NAME_CHARS_MAX:
         raise InvalidMessage(
-            f"transactional_id must be a str of 1 to {NAME_CHARS_MAX} characters, not {name!r:.80}"
+            f"transactional_id must be a str of 1 to {CLAIM_NAME_CHARS_MAX} characters, not {name!r:.80}"
         )
     if has_control_characters(name) or name.endswith(OF_DELAYED):
         raise InvalidMessage(
@@ -129,15 +127,14 @@ def claim(
 ) -> Claimed:
     """Claims ``name`` in all groups, for ``claimant``, and returns when all of them have it.
 
-    Raises what ``steps`` does, NotSupported below the format level, and Unavailable if a group does not
-    answer within ``timeout_s``: earlier producers may be refused in some groups then, and not in others.
+    Raises what ``steps`` does, and Unavailable if a group does not answer within ``timeout_s``: earlier
+    producers may be refused in some groups then, and not in others.
     """
-    await_level(router, timeout_s, level=LEVEL_OF_CLAIMS, what="named producers")
     until = clock() + timeout_s
     asking = steps(name, router.info.groups)
     ask = next(asking)
     while True:
-        request, left_s = timer_ops.claim(name, ask.epoch, claimant), max(until - clock(), 0.0)
+        request, left_s = ops.claim(name, ask.epoch, claimant), max(until - clock(), 0.0)
         futures = {gid: router.submit(gid, request, left_s) for gid in ask.groups}
         answers = {gid: _answer_of(future, name, gid, left_s) for gid, future in futures.items()}
         try:

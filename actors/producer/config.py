@@ -142,7 +142,7 @@ class ProducerStatistics:
     refusal or a lost answer.
 
     ``values_compressed``: values of all kinds of messages. ``bytes_saved``: what that has taken off the
-    encoded messages. Both stay 0 below format level 7.
+    encoded messages.
 
     ``requests_in_flight``, ``buffered_bytes`` (of ``buffer_bytes_max``, which adapts to the amount that is
     answered in time) and ``buffer_fill`` (their ratio) describe the present. ``latency_p50_s``,

@@ -32,7 +32,7 @@ from escrowmq.actors.producer.batcher import BuiltRequest, GroupBatcher
 from escrowmq.actors.producer.claiming import Claimed, claim
 from escrowmq.actors.producer.config import Counted, ProducerConfig, ProducerStatistics
 from escrowmq.actors.producer.encoding.blocks import Block, DecisionBlock, DoneBlock, PrepareBlock
-from escrowmq.actors.producer.encoding.delayed_messages import DelayGate, level_9
+from escrowmq.actors.producer.encoding.delayed_messages import DeliveryClock
 from escrowmq.actors.producer.encoding.encoder import Encoder, check_app
 from escrowmq.actors.producer.encoding.many import Piece, Run
 from escrowmq.actors.producer.encoding.value_packer import ValueEncoder, ValuePacker
@@ -241,12 +241,10 @@ class ProducerCore:
         how = config.packing
         if how is not None or serialize is not None:
             if how is not None:
-                self.packer = ValuePacker(how, self.router, self.clock)
+                self.packer = ValuePacker(how)
             self.encoder = ValueEncoder(config, *places, serialize, self.packer)
-        #: Whether the cluster takes delayed messages, and their times.
-        self.delays = DelayGate(self.router, config.delivery_timeout_s, background.wall_s)
+        self.delays = DeliveryClock(background.wall_s)
         self.encoder.time_of = self.delays.time_of
-        self.level_9 = level_9(self.router, config.delivery_timeout_s)
         owner = self.instance if answers_checks else ""
         self._counted = Counted()
         self._batchers = [
@@ -294,9 +292,7 @@ class ProducerCore:
     def fenced_by(self, learn: Callable[[], bytes]) -> None:
         """``learn``: see ``TxStatusQuerier.learn_fence``. From now on, transactions with a local one wait
         until the name is known."""
-        self.fence_name = FenceName(
-            self.router, self.config.delivery_timeout_s, self.clock, learn, self._use_fence
-        )
+        self.fence_name = FenceName(learn, self._use_fence)
 
     def _use_fence(self, name: bytes) -> None:
         self.fence = name

@@ -9,7 +9,7 @@ from __future__ import annotations
 from escrowmq.actors.producer.producer import Producer
 from escrowmq.actors.producer.transactions.numbered import LeftOpen, Numbered, roll_back
 from escrowmq.replication.errors import InvalidMessage, OutcomeUnknown, OutOfStep
-from escrowmq.replication.format.timer_ops import DIGEST_BYTES
+from escrowmq.replication.format.ops import DIGEST_BYTES
 from escrowmq.replication.model import Message
 
 #: Each try settles one transaction that was left open, of which a claim has one, or notices that it was

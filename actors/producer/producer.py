@@ -96,8 +96,8 @@ class Producer(Closing):
     ) -> None:
         """``transactional_id``: a name of which this becomes the only producer: it returns when every broker
         group has taken the claim, and from then on whatever an earlier producer of the name sends is refused
-        (ProducerFenced). Raises then also NotSupported (the cluster is below format level 9), Unavailable (a
-        group does not answer within ``delivery_timeout_s``), Overloaded (no more names are kept).
+        (ProducerFenced). Raises then also Unavailable (a group does not answer within
+        ``delivery_timeout_s``), Overloaded (no more names are kept).
         ``value_serializer``: makes bytes of the values of messages: "json", "msgpack", "arrow" (a pyarrow
         Table or RecordBatch), or a function. A value that it cannot serialize raises NotSerializable before
         anything is sent. ``send_table`` does not use it.
@@ -181,10 +181,9 @@ class Producer(Closing):
         Messages of one partition keep the order in which they were sent. Raises at once: InvalidMessage,
         MessageTooLarge, UnknownTopic, Closed, and Overloaded after ``buffer_wait_s`` without room. Through
         the future: OutcomeUnknown (it may have been stored; sending it again may store it twice),
-        Unavailable, Overloaded, DiskFull (it was not stored). For a delayed message also NotSupported (the
-        cluster is below format level 8), at once, and TooManyScheduled, through the future. Callbacks of the
-        future run in the producer's thread and must not block. The future has no weak references, and makes a
-        result for each who asks.
+        Unavailable, Overloaded, DiskFull (it was not stored), and TooManyScheduled for a delayed message.
+        Callbacks of the future run in the producer's thread and must not block. The future has no weak
+        references, and makes a result for each who asks.
         """
         core = self._core
         partition, row = core.encoder.plain(message)
@@ -218,13 +217,12 @@ class Producer(Closing):
 
         ``schedule_id``: from the metadata of ``send``, from ``schedule_ids`` of other results, or from
         ``Admin.scheduled``. Raises InvalidMessage for what is no id of this cluster, or of a message that
-        waits for a retry; UnknownTopic if the topic was deleted (and the message with it), NotSupported below
-        format level 8, OutcomeUnknown if the answer was lost: call again, which is harmless.
+        waits for a retry; UnknownTopic if the topic was deleted (and the message with it), OutcomeUnknown if
+        the answer was lost: call again, which is harmless.
         """
         core = self._core
         core.check_open()
         wanted = Cancellation(ScheduleId.parse(schedule_id, core.info.cluster_id))
-        core.delays.check()
         for _ in range(TOPICS_MAX):
             answer = result_of(cancelling.cancel(core, wanted), self._config.delivery_timeout_s)
             if (done := cancelling.is_cancelled(core, wanted, answer)) is not None:

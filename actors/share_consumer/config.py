@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from escrowmq.actors.client.config import ChannelConfig
 from escrowmq.replication.carried_settings import by_name, check_not_negative, check_positive
 from escrowmq.replication.errors import ConfigError, InvalidMessage, MessageTooLarge
-from escrowmq.replication.format.internal_topics import LEASE_MS, owner_problem
+from escrowmq.replication.format.internal_topics import owner_problem
+from escrowmq.replication.format.settings import LEASE_MS
 from escrowmq.replication.model import ConsumerRecord
 
 MIB = 1 << 20

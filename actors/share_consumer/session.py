@@ -21,7 +21,7 @@ from escrowmq.actors.client.channel import Request
 from escrowmq.actors.client.failures import Failure
 from escrowmq.actors.client.results import outcome, submitting
 from escrowmq.actors.client.router import Router, result_of
-from escrowmq.actors.client.share_groups import await_level, make_internal_topics, of_kind, why_not
+from escrowmq.actors.client.share_groups import make_internal_topics, of_kind, why_not
 from escrowmq.actors.share_consumer.config import ShareConsumerConfig
 from escrowmq.actors.share_consumer.held_batches import (
     AckAccumulator,
@@ -48,7 +48,7 @@ from escrowmq.replication.errors import (
     Unavailable,
     UnknownTopic,
 )
-from escrowmq.replication.format.internal_topics import SHARE, GroupSettings
+from escrowmq.replication.format.settings import SHARE, GroupSettings
 from escrowmq.replication.format.share_ops import EARLIEST, share_ack, share_create
 from escrowmq.replication.model import ResultCode
 
@@ -73,7 +73,7 @@ def begin(router: Router, group: str, topics: Sequence[str], create: str, timeou
     """Makes everything that the group needs. ``create``: "earliest" or "latest", where it begins in
     partitions that it has never read.
 
-    Raises UnknownTopic, GroupKindMismatch, NotSupported (below format level 9), Overloaded, Unavailable.
+    Raises UnknownTopic, GroupKindMismatch, Overloaded, Unavailable.
     """
     catalog = TopicCatalog(router, timeout_s, clock=router.clock)
     names = tuple(dict.fromkeys(topics))
@@ -83,7 +83,6 @@ def begin(router: Router, group: str, topics: Sequence[str], create: str, timeou
         for partition in range(catalog.partitions(topic)):
             gid = router.places.group_of(topic, partition)
             by_group.setdefault(gid, {}).setdefault(topic, []).append(partition)
-    await_level(router, timeout_s)
     # From here on something is written: a misspelt topic has no effect.
     submit = submitting(router, timeout_s)
     settings = of_kind(submit, router.info.groups, group, SHARE)

@@ -46,7 +46,7 @@ class ShareConsumer(Closing):
         value_deserializer: Deserializer | None = None,
         tags: Collection[str] | None = None,
     ) -> None:
-        """Begins to read at once. Raises UnknownTopic, GroupKindMismatch, NotSupported, Unavailable.
+        """Begins to read at once. Raises UnknownTopic, GroupKindMismatch, Unavailable.
 
         The first consumer of a group makes it a share group, in which ``cluster.consumer`` has no place, and
         creates its topics of retries and of dead letters, ``__retry.<group>`` and ``__dead.<group>``. The

@@ -20,7 +20,7 @@ from escrowmq.replication.format.codec import decode_command, encode_command, en
 from escrowmq.replication.log.disk import RealDisk
 from escrowmq.replication.log.journal import SegmentJournal
 from escrowmq.replication.replica.checkpoints import Checkpoints
-from escrowmq.replication.state.machine import LEVEL_MAX, StateMachine
+from escrowmq.replication.state.machine import StateMachine
 
 #: Frames in each entry, except the entries that create topics.
 FRAMES_PER_ENTRY = 100
@@ -68,8 +68,6 @@ def fill(log: Path, content: Content, now_ms: int, say: Say) -> None:
 
 def _entries(content: Content) -> Iterator[tuple[int, Sequence[bytes]]]:
     """(count, frames) of the entries in order; equal consecutive entries are combined."""
-    for level in range(2, LEVEL_MAX + 1):
-        yield 1, [ops.level(level)]
     settings = topic_settings(content.partitions, retention_ms=content.retention_ms)
     for first in range(0, content.topics, FRAMES_PER_ENTRY):
         last = min(first + FRAMES_PER_ENTRY, content.topics)

@@ -33,7 +33,7 @@ from escrowmq.replication.format import ops, timer_ops
 from escrowmq.replication.format.codec import encode_row
 from escrowmq.replication.log.disk import StoredFiles
 from escrowmq.replication.replica.checkpoints import timers_name
-from escrowmq.replication.state.machine import LEVEL_MAX, StateMachine
+from escrowmq.replication.state.machine import StateMachine
 from escrowmq.replication.state.timers import BLOCK_ENTRIES
 from escrowmq.replication.timers.record import FIRST_KEY, RECORD, RECORD_BYTES, TIME_MAX, Timer, split
 from escrowmq.replication.timers.sealed_file import SUFFIX, SealedFile, encode
@@ -65,8 +65,7 @@ class Generated:
     def __init__(self, log: Path, count: int, now_ms: int, say: Say) -> None:
         self.count, self.first_ms = count, now_ms + DAY_MS
         writer = LogWriter(log, 64 << 20)
-        entries = [(1, [ops.level(level)]) for level in range(2, LEVEL_MAX + 1)]
-        entries.append((1, [ops.create_topic(topic_name(0), topic_settings(PARTITIONS), 0)]))
+        entries = [(1, [ops.create_topic(topic_name(0), topic_settings(PARTITIONS), 0)])]
         begin_ms = now_ms - MS_PER_ENTRY * (len(entries) + PARTITIONS)
         writer.run(entries, begin_ms, say)
         topic_id = writer.state.topics.topics[topic_name(0)].info.topic_id

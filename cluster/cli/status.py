@@ -86,7 +86,7 @@ def show(look: StatusSnapshot, shown: Format, *, wide: bool) -> None:
     pairs: dict[str, Any] = {"cluster_id": found.cluster_id, "address": look.address}
     pairs |= {"namespace": look.namespace, "healthy": found.healthy, "nodes": len(health["nodes"])}
     pairs |= {"head": look.head} if look.head else {}
-    if changes := health.get("member_problems"):  # {} without problems; earlier versions lack it
+    if changes := health.get("member_problems"):  # {} without problems; the supervisor may be away
         pairs["changes_of_members"] = "; ".join(f"group {gid}: {text}" for gid, text in changes.items())
     pairs |= {"supervisor": look.away} if look.away else {}
     seats = {(r["group"], r["replica"]): r for r in health["replicas"]}

@@ -18,7 +18,7 @@ class Found:
     """The result of a look that ended at ``at`` (seconds since the epoch) and took ``took_s``.
 
     ``members``: the members of each group in the newest configuration seen so far. ``reports`` and
-    ``metrics`` lack replicas that did not answer in time; a broker of an earlier version has no metrics.
+    ``metrics`` lack replicas that did not answer in time.
     ``lag``: messages by consumer group and topic. ``shares``: for consumer groups with retries, the messages
     that are leased, that come again, and that are dead. ``lag_limited``: there are more consumer groups than
     were asked for. ``supervisor``: whether it answered. ``lag_at``: when the lag of all consumer groups that

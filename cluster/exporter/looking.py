@@ -217,7 +217,7 @@ class Looks:
     def _answer(self, asked: Future[T], deadline: float) -> T | None:
         """The answer; None if it did not come in time, or if the call failed.
 
-        Calls to a process that is dead, dying or of an earlier version fail in many ways.
+        Calls to a process that is dead or dying fail in many ways.
         """
         try:
             return asked.result(max(deadline - self._clock(), 0.0))

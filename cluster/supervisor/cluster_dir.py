@@ -244,8 +244,6 @@ class ClusterDir:
         try:
             self._carry_along(content)
             seats = msgspec.convert(content.pop("seats"), list[Seat])
-            if "founded" not in content and seats:  # an earlier version's: all its groups have had a leader
-                content["founded"] = sorted({seat.gid for seat in seats})
             return msgspec.convert({**content, "seats": {}}, ClusterRecord).with_seats(seats)
         except (KeyError, TypeError, msgspec.ValidationError) as error:
             raise CorruptLog(f"{where} is damaged: {error}; restore it from a backup") from None

@@ -226,8 +226,10 @@ class MemberKeeper:
                     return
                 answer = leader.handle.hand_over.remote(step.rid)
             else:
-                answer = _ask_for_change(leader.handle, step)
-        except (AttributeError, ray.exceptions.RayError) as error:  # an earlier version, or it has ended
+                # The version makes a late request harmless: it does nothing once another step was taken.
+                change = leader.handle.change_members
+                answer = change.remote(step.text, step.add, step.remove, step.version)
+        except ray.exceptions.RayError as error:  # it has ended
             self._problems[step.gid] = f"leader {leader.seat.rid} cannot do it: {first_line(error)}"
             return
         self._ask(step, answer)
@@ -301,7 +303,6 @@ def group_of_tracks(gid: int, record: ClusterRecord, tracks: Sequence[Track]) ->
         record.wishes.moves_of(gid),
         {seat.rid: seat for seat in record.retired if seat.gid == gid},
         {track.seat.rid: track.away_since for track in here if track.away_since is not None},
-        0 if leader is None or leader.status is None else leader.status.level,
         record.wishes.lead_of(gid),
         frozenset(track.seat.rid for track in here if track.status is not None and _scarce(track.status)),
     )
@@ -317,22 +318,9 @@ def _leader(tracks: Sequence[Track]) -> Track | None:
     return max(leading, key=lambda track: track.status.term if track.status else 0, default=None)
 
 
-def _ask_for_change(broker: Any, step: MemberStep) -> Any:
-    """Ask the leader for a change of members.
-
-    The version makes a late request harmless: it does nothing once another step was taken.
-    """
-    try:
-        return broker.change_members.remote(step.text, step.add, step.remove, step.version)
-    except TypeError:  # raised here by Ray: the method of an earlier version has no parameter ``version``
-        return broker.change_members.remote(step.text, step.add, step.remove)
-
-
 def _refusal(answer: Any) -> str:
     """Why a leader will never take the step; "" if it took it, or if it or another leader has to be asked."""
     status, *rest = answer
-    if status == "unsupported":
-        return f"the group has not reached format level {rest[0]}: not all replicas are upgraded"
     return str(rest[0]) if status in ("refused", "malformed") else ""
 
 

@@ -27,7 +27,6 @@ from typing import Final
 from escrowmq.replication.calling.answers import MembersReport
 from escrowmq.replication.carried_settings import prepared
 from escrowmq.replication.format.membership import VOTERS_MAX
-from escrowmq.replication.host.member_changes import LEVEL
 
 # ------------------------------------------------------------------------------------------------------------
 # Decides which replica lives on which node, from what the supervisor has seen. Pure.
@@ -270,9 +269,8 @@ class Group:
     replicas that should run. ``retired``: former members whose directories still exist. ``members``: the
     configuration that the ready leader, ``leader``, reports; None without one. ``running``: replicas that run
     in the incarnation of their seat, as full members or not yet members. ``away_since``: since when the
-    others have not been running. ``level``: the format level that the leader's state has reached. ``lead``:
-    the replica that should become leader once; None: no preference. ``scarce``: replicas whose disks have too
-    little room to lead: one that led would hand over at once.
+    others have not been running. ``lead``: the replica that should become leader once; None: no preference.
+    ``scarce``: replicas whose disks have too little room to lead: one that led would hand over at once.
     """
 
     gid: int
@@ -284,7 +282,6 @@ class Group:
     moves: Mapping[int, str] = field(default_factory=dict)
     retired: Mapping[int, Seat] = field(default_factory=dict)
     away_since: Mapping[int, float] = field(default_factory=dict)
-    level: int = LEVEL
     lead: int | None = None
     scarce: frozenset[int] = frozenset()
 
@@ -507,8 +504,6 @@ class _Look:
     def _place(self) -> MemberStep | None:
         if self._need <= 0 or self._newcomers:
             return None
-        if self._group.level < LEVEL:
-            return self._say(Do.WAIT, f"format level {LEVEL} is needed: upgrade all replicas")
         if not self._may_fill:
             return self._say(Do.WAIT, f"{COPIES_MAX} other groups are filling a replica")
         node, problem = self._where()

@@ -128,11 +128,8 @@ class SupervisorPlan:
         return msgspec.msgpack.encode({**names, "secret": secret})
 
 
-def unpacked(plan: SupervisorPlan | bytes) -> SupervisorPlan:
-    """Inverse of ``packed``. A plan is returned unchanged: Ray restarts a supervisor of an earlier version,
-    which was created with the plan itself, with its original arguments."""
-    if not isinstance(plan, bytes):
-        return plan
+def unpacked(plan: bytes) -> SupervisorPlan:
+    """Inverse of ``packed``."""
     names = unpack_names(plan)
     if unknown := passed_over(SupervisorPlan, names):
         log.warning("the plan is of a newer version: ignoring %s", ", ".join(unknown))
@@ -158,7 +155,7 @@ def settings_in(plan: SupervisorPlan) -> dict[str, dict[str, Any]]:
 class Supervisor:
     """See the module's docstring. The constructor starts it; ``open()`` says whether that succeeded."""
 
-    def __init__(self, plan: SupervisorPlan | bytes) -> None:
+    def __init__(self, plan: bytes) -> None:
         self._plan = unpacked(plan)
         if self._plan.broker.log_format == LogFormat.json:
             log_to_stderr(LogFormat.json, lambda: {"process": "supervisor"})
@@ -195,14 +192,11 @@ class Supervisor:
 
     def about(self) -> dict[str, Any]:
         """The fields of ClusterInfo."""
-        return {**self.info(), "log_format": self._plan.broker.log_format}
-
-    def info(self) -> dict[str, Any]:
-        """The cluster's id and shape, for clients of earlier versions, which accept nothing more."""
         if self._dir is None:
             raise Unavailable("the supervisor is starting", 0.5)
         record = self._dir.record
-        return {name: getattr(record, name) for name in ("cluster_id", "namespace", "groups", "replicas")}
+        shape = {name: getattr(record, name) for name in ("cluster_id", "namespace", "groups", "replicas")}
+        return {**shape, "log_format": self._plan.broker.log_format}
 
     def settings(self) -> dict[str, Any]:
         """The settings of the cluster (``settings_in``), and its secret's fingerprint. Raises Unavailable."""

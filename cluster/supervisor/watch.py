@@ -189,8 +189,7 @@ class Watch:
         """Tell a replica that answers the members of its group."""
         if track.handle is None or track.condition is Condition.SILENT:
             return
-        # It has ended meanwhile, or is of an earlier version.
-        with contextlib.suppress(AttributeError, ray.exceptions.RayError):
+        with contextlib.suppress(ray.exceptions.RayError):  # it has ended meanwhile
             track.handle.told.remote(members.version, list(members.all))
 
     def end(self, seat: Seat) -> None:

@@ -20,7 +20,8 @@ from escrowmq.replication.errors import (
     Overloaded,
     Unavailable,
 )
-from escrowmq.replication.format.codec import OpType, decode_ops
+from escrowmq.replication.format.codec import decode_ops
+from escrowmq.replication.format.operation import OpType
 
 #: What a test can make fail -> the types of the operations concerned.
 KINDS = {

@@ -25,9 +25,9 @@ from escrowmq.feedback.config import FeedbackConfig
 from escrowmq.feedback.policy import Trouble, Verdict, absent_pause_s, judge, pick, running_pause_s
 from escrowmq.replication.calling.answers import LockedRow
 from escrowmq.replication.errors import InvalidMessage
-from escrowmq.replication.format.codec import FENCE_BYTES
+from escrowmq.replication.format.ops import FENCE_BYTES
+from escrowmq.replication.limits import GROUPS_MAX, NAME_CHARS_MAX
 from escrowmq.replication.model import TransactionState
-from escrowmq.replication.replica.validation import GROUPS_MAX, NAME_BYTES_MAX
 
 # ------------------------------------------------------------------------------------------------------------
 # Arguments of producers' calls to a feedback process, all of them checked before anything is kept.
@@ -49,12 +49,12 @@ PlacedAnswer = tuple[PlacedKey, TransactionState, Trouble, int]
 
 def app_of(value: Any) -> str:
     """The name of an app."""
-    return _text("app", value, NAME_BYTES_MAX)
+    return _text("app", value, NAME_CHARS_MAX)
 
 
 def instance_of(value: Any) -> str:
     """The name of a producer instance."""
-    return _text("instance", value, NAME_BYTES_MAX)
+    return _text("instance", value, NAME_CHARS_MAX)
 
 
 def room_of(value: Any) -> int:
@@ -120,8 +120,8 @@ def _key(name: str, place: Any, tx_id: Any) -> PlacedKey:
     gid, topic = place
     if type(gid) is not int or not 0 <= gid < GROUPS_MAX:
         raise InvalidMessage(f"{name} must name a group by its number, not {_shown(gid)}")
-    topic = _text(f"a topic in {name}", topic, NAME_BYTES_MAX)
-    return (gid, topic), _text(f"a transaction id in {name}", tx_id, NAME_BYTES_MAX)
+    topic = _text(f"a topic in {name}", topic, NAME_CHARS_MAX)
+    return (gid, topic), _text(f"a transaction id in {name}", tx_id, NAME_CHARS_MAX)
 
 
 def _index(name: str, value: Any) -> int:

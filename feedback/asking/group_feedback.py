@@ -290,7 +290,7 @@ class GroupFeedback:
         if plain:
             yield plain, ops.rollback(self.app, plain, by=by)
         if under:
-            yield list(under), ops.rollback_under(self.app, list(under), by, list(under.values()))
+            yield list(under), ops.rollback(self.app, list(under), by, newest_index=list(under.values()))
 
     async def _commits(self, tx_ids: list[str]) -> list[tuple[list[str], bytes]]:
         """COMMITs of transactions that are prepared everywhere. Others are parked; if that cannot be
@@ -303,7 +303,7 @@ class GroupFeedback:
             commits.append((looked.alone, ops.commit(self.app, looked.alone, by="feedback")))
         if looked.across:
             ids, indexes = list(looked.across), list(looked.across.values())
-            commits.append((ids, ops.commit_branches(self.app, ids, "feedback", indexes)))
+            commits.append((ids, ops.commit(self.app, ids, "feedback", indexes)))
         return commits
 
     async def _park(self, lacking: Mapping[str, str]) -> None:
@@ -318,7 +318,7 @@ class GroupFeedback:
                 *(self.app, reason, ids[0]),
                 extra=self._logged(ids[0]),
             )
-            await self._submit(ops.park(self.app, ids, f"NotFullyPrepared: {reason}"), repeatable=True)
+            await self._submit(ops.checked(self.app, ids, f"NotFullyPrepared: {reason}"), repeatable=True)
 
     def _note(self, verdict: Verdict, ids: Sequence[str], result: Sequence[Any]) -> dict[str, str]:
         """A refused decision is final too: the first durable one counts. Returns what is not prepared, and

@@ -28,7 +28,8 @@ from escrowmq.feedback.database.opening import database_of
 from escrowmq.feedback.database.statements import IDENTITY_KEY, KEEP_S, TABLE, Dialect, dialect_of, listed
 from escrowmq.replication.errors import OffsetOutOfRange
 from escrowmq.replication.format.forwarded import history
-from escrowmq.replication.format.internal_topics import SHARE, retry_topic
+from escrowmq.replication.format.internal_topics import retry_topic
+from escrowmq.replication.format.settings import SHARE
 from escrowmq.replication.model import TopicInfo
 
 # ------------------------------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """Rows whose value the producer has compressed: they have a fifth element.
 
-A row is ``[key, value, headers or nil, tx_id or nil]`` (codec.py). From format level 7 on there may also be
+A row is ``[key, value, headers or nil, tx_id or nil]`` (codec.py). There may also be
 ``[method, size, checksum]``: how the value is compressed, its size before, and the CRC32C of what it was.
 With the size, a reader knows how much memory it will need before it takes any. With the checksum it notices
 every value that is not the producer's: lz4 has none of its own, and pyarrow returns as many bytes as it was
@@ -19,8 +19,6 @@ import msgspec
 
 from escrowmq.replication.errors import CorruptLog, NotSupported
 
-#: The format level of a cluster whose logs may have such rows.
-LEVEL_OF_PACKED = 7
 #: First byte of such a row: an array of five.
 PACKED = 0x95
 #: Number of each method, for ever, and pyarrow's name of it. lz4's block format has no header of its own.

@@ -1,31 +1,27 @@
-"""Builders of the operations of delayed and scheduled messages, of format level 8, and CARRY of level 9.
+"""The operations of delayed and scheduled messages.
 
 A *time* is when a message becomes readable, in ms since the epoch. A negative one is a delay in ms, counted
 from the entry that makes it effective: the SCHEDULED itself, or the COMMIT of its transaction. A *timer* is
 a message that waits; its *key* is ``(time, slot of its partition, owner, ordinal)``. ``owner`` stands for
 whoever scheduled it, and ``ordinal`` counts what that one scheduled: so messages of one owner for one
 millisecond keep their order, and a client knows a timer's key without asking.
-
-Clients build SCHEDULED, PRE_SCHEDULED (behind their PREPARE, as PRE_MESSAGEs) and CANCEL. Leaders build
-TIMER, RELEASE, CARRY, and the later versions of CANCEL."""
+"""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import Final
+from typing import ClassVar, Final
 
-from escrowmq.replication.format.codec import OpType, encode_op
+from escrowmq.replication.format.internal_topics import is_internal
+from escrowmq.replication.format.operation import Operation, OpType, Sender
+from escrowmq.replication.format.ops import EPOCH_MAX, brokers_topic_problem, id_problem
+from escrowmq.replication.limits import IDS_PER_OPERATION_MAX, NUMBER_MAX, TIMEOUT_MS_MAX, name_problem
+from escrowmq.replication.model import NO_ID
 
-#: The format level of a group whose log may have these operations.
-LEVEL_OF_TIMERS: Final = 8
-#: And of CARRY, and CANCEL version 3.
-LEVEL_OF_CARRYING: Final = 9
 #: One above the highest ordinal, and the highest owner.
 ORDINALS: Final = 1 << 32
 OWNER_MAX: Final = (1 << 64) - 1
-#: Behind its name, a producer's name for delayed messages: their batches are numbered apart from the others.
-OF_DELAYED: Final = "/later"
 
 
 def owner_of(name: str, tx_id: str = "") -> int:
@@ -33,6 +29,58 @@ def owner_of(name: str, tx_id: str = "") -> int:
     producer instance's name. Part of the format: clients and leaders compute it."""
     text = b"\0".join((name.encode(), tx_id.encode()))
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big")
+
+
+def _times_problem(times: Sequence[int], ordinals: Sequence[int]) -> str | None:
+    if times and not (min(times) >= -TIMEOUT_MS_MAX and max(times) <= NUMBER_MAX):
+        return f"a time must be at most {NUMBER_MAX}, and a delay at most {TIMEOUT_MS_MAX} ms"
+    if ordinals and not (min(ordinals) >= 0 and max(ordinals) < ORDINALS):
+        return f"an ordinal must be 0 to {ORDINALS - 1}"
+    return None
+
+
+def _place_problem(partition: int, topic_id: int) -> str | None:
+    return "a partition is 0 or more" if partition < 0 else id_problem(topic_id)
+
+
+class Scheduled(Operation, frozen=True):
+    """Plain messages of one partition, each readable from its time on; body: a row each.
+
+    Row ``i`` has the ordinal ``first_ordinal + i``. The other columns are those of MESSAGE, and the sequence
+    numbers are counted together with those of MESSAGEs of the same ``producer``. Under a claim that is the
+    claim's name with ``/later`` behind it. Result info: ``[-1, timestamp_ms]``, also for a repetition
+    (DUPLICATE); a delay is counted from that timestamp.
+    """
+
+    KIND = OpType.SCHEDULED
+    NEW_WORK: ClassVar[bool] = True
+    topic: str
+    partition: int
+    producer: str
+    epoch: int
+    seq: int
+    times: Sequence[int]
+    sizes: Sequence[int]
+    owner: int
+    first_ordinal: int
+    heard_ms: int
+    topic_id: int
+
+    def problem(self, body_bytes: int) -> str | None:
+        if (problem := _place_problem(self.partition, self.topic_id)) is not None:
+            return problem
+        times, sizes = self.times, self.sizes
+        if not times or len(times) != len(sizes) or min(sizes) < 1 or sum(sizes) != body_bytes:
+            return "SCHEDULED's columns do not fit its body"
+        if not 0 <= self.epoch <= EPOCH_MAX:
+            return f"SCHEDULED's epoch must be 0 to {EPOCH_MAX}"
+        if not (-1 <= self.seq <= NUMBER_MAX and -1 <= self.heard_ms <= NUMBER_MAX):
+            return f"SCHEDULED's sequence number and heard_ms must be at most {NUMBER_MAX}"
+        if not 0 <= self.owner <= OWNER_MAX:
+            return "an owner has 64 bits"
+        ends = self.first_ordinal, self.first_ordinal + len(times) - 1
+        problem = name_problem("producer", self.producer) or _times_problem(times, ends)
+        return problem or brokers_topic_problem(self.topic)
 
 
 def scheduled(
@@ -45,18 +93,40 @@ def scheduled(
     rows: Sequence[bytes],
     owner: int,
     first_ordinal: int,
-    heard_ms: int,
-    topic_id: int,
+    heard_ms: int = -1,
+    topic_id: int = NO_ID,
 ) -> bytes:
-    """SCHEDULED ``[topic, partition, producer, epoch, seq, times, sizes, owner, first_ordinal, heard_ms,
-    topic_id]`` + rows: plain messages of one partition, each readable from its time on.
-
-    Row ``i`` has the ordinal ``first_ordinal + i``. The other columns are those of MESSAGE version 3, and
-    the sequence numbers are counted together with those of MESSAGEs. Result info: ``[-1, timestamp_ms]``,
-    also for a repetition (DUPLICATE); a delay is counted from that timestamp."""
+    """SCHEDULED."""
     sizes = [len(row) for row in rows]
-    meta = (topic, partition, producer, epoch, seq, times, sizes, owner, first_ordinal, heard_ms, topic_id)
-    return encode_op(OpType.SCHEDULED, meta, rows)
+    return Scheduled(
+        topic, partition, producer, epoch, seq, times, sizes, owner, first_ordinal, heard_ms, topic_id
+    ).frame(rows)
+
+
+class PreScheduled(Operation, frozen=True):
+    """As PRE_MESSAGE, but a message is readable from its time on, and not before its transaction is
+    committed.
+
+    ``ordinals`` count within a transaction, over all its parts; the owner is the transaction's.
+    """
+
+    KIND = OpType.PRE_SCHEDULED
+    ATTACHED: ClassVar[bool] = True
+    topic: str
+    partition: int
+    txs: Sequence[int]
+    sizes: Sequence[int]
+    times: Sequence[int]
+    ordinals: Sequence[int]
+    topic_id: int
+
+    def problem(self, body_bytes: int) -> str | None:
+        """See ``Operation``. Its rows are checked with its PREPARE, as those of PRE_MESSAGE."""
+        if (problem := _place_problem(self.partition, self.topic_id)) is not None:
+            return problem
+        if not len(self.txs) == len(self.times) == len(self.ordinals):
+            return "PRE_SCHEDULED's columns differ in length"
+        return _times_problem(self.times, self.ordinals)
 
 
 def pre_scheduled(
@@ -67,106 +137,111 @@ def pre_scheduled(
     times: Sequence[int],
     ordinals: Sequence[int],
     rows: Sequence[bytes],
-    topic_id: int,
+    topic_id: int = NO_ID,
 ) -> bytes:
-    """PRE_SCHEDULED ``[topic, partition, txs, sizes, times, ordinals, topic_id]``: as PRE_MESSAGE version 2,
-    but a message is readable from its time on, and not before its transaction is committed.
-
-    ``ordinals`` count within a transaction, over all its parts. Its owner is ``owner_of(app, tx_id)``.
-    """
-    meta = (topic, partition, txs, sizes, times, ordinals, topic_id)
-    return encode_op(OpType.PRE_SCHEDULED, meta, rows)
+    """PRE_SCHEDULED."""
+    return PreScheduled(topic, partition, txs, sizes, times, ordinals, topic_id).frame(rows)
 
 
-def cancel(topic: str, partition: int, keys: Sequence[tuple[int, int, int]], topic_id: int) -> bytes:
-    """CANCEL as clients send it ``[topic, partition, [time, owner, ordinal, ...], topic_id]``: these messages
-    shall not become readable. Of each the log decides, once, whether it was cancelled or released.
+class Cancel(Operation, frozen=True):
+    """These messages shall not become readable. ``keys``: time, owner, ordinal, flat. Of each the log
+    decides, once, whether it was cancelled or released.
 
     Result: OK if all are cancelled; otherwise PARTIAL with ``[place, UNKNOWN_TIMER, None]`` for those that
-    are not: never scheduled, readable already, or about to be. Cancelling again is no error."""
-    flat = [n for key in keys for n in key]
-    return encode_op(OpType.CANCEL, (topic, partition, flat, topic_id))
+    are not: never scheduled, readable already, or about to be. RETRY in place of UNKNOWN_TIMER: the message
+    was carried (CARRY) while an open transaction holds another one under the same key; send it again once
+    that is decided. Cancelling again is no error. In the log it is a CANCELLED.
+    """
+
+    KIND = OpType.CANCEL
+    SENDER = Sender.REWRITTEN
+    topic: str
+    partition: int
+    keys: Sequence[int]
+    topic_id: int
+
+    def problem(self, body_bytes: int) -> str | None:
+        if (problem := _place_problem(self.partition, self.topic_id)) is not None:
+            return problem
+        times, owners, ordinals = (self.keys[n::3] for n in range(3))
+        if not self.keys or len(self.keys) % 3 or len(times) > IDS_PER_OPERATION_MAX:
+            return f"CANCEL needs 1 to {IDS_PER_OPERATION_MAX} triples of time, owner and ordinal"
+        if not (min(times) >= 0 and max(times) <= NUMBER_MAX and all(0 <= o <= OWNER_MAX for o in owners)):
+            return f"CANCEL's times must be 0 to {NUMBER_MAX}, and its owners 64 bits"
+        if is_internal(self.topic):  # its group would neither get it again nor have a dead letter
+            return (
+                f"what waits in topic {self.topic!r} is retried; reject it when it comes, for a dead letter"
+            )
+        return _times_problem(times, ordinals)
 
 
-# ------------------------------------------------------------------ written by leaders only
+def cancel(topic: str, partition: int, keys: Sequence[tuple[int, int, int]], topic_id: int = NO_ID) -> bytes:
+    """CANCEL. ``keys``: time, owner and ordinal of each."""
+    return Cancel(topic, partition, [n for key in keys for n in key], topic_id).frame()
+
+
+class Cancelled(Operation, frozen=True):
+    """The leader has found all of these timers, and none of them is in a RELEASE before it.
+
+    ``copies``: how often each key is there; once, unless an application has used a transaction's id again.
+    ``counts``: slot, block, timers, bytes, flat. ``newest``: of each key it kills only what lies in entries
+    up to this one, where the leader has found the newest copy.
+    """
+
+    KIND = OpType.CANCELLED
+    SENDER = Sender.LEADER
+    keys: bytes
+    copies: Sequence[int]
+    counts: Sequence[int]
+    newest: Sequence[int]
+
+
+def cancelled(keys: bytes, copies: Sequence[int], counts: Sequence[int], newest: Sequence[int]) -> bytes:
+    """CANCELLED."""
+    return Cancelled(keys, copies, counts, newest).frame()
+
+
+class TimerOp(Operation, frozen=True):
+    """Messages that the COMMIT behind it makes effective, and among whose references it counts: ``records``
+    of 40 bytes each."""
+
+    KIND = OpType.TIMER
+    SENDER = Sender.LEADER
+    records: bytes
 
 
 def timer(records: bytes) -> bytes:
-    """TIMER ``[records]``: what the COMMIT behind it makes effective, 40 bytes each (timers/record.py)."""
-    return encode_op(OpType.TIMER, (records,))
+    """TIMER."""
+    return TimerOp(records).frame()
+
+
+class Release(Operation, frozen=True):
+    """All timers up to ``key`` are due and, apart from cancelled ones, in the ``references`` REF_MESSAGEs and
+    TX_MESSAGEs before it. ``counts``: slot, block of 4,096 log indexes, timers and bytes that waited, flat;
+    cancelled ones were counted before."""
+
+    KIND = OpType.RELEASE
+    SENDER = Sender.LEADER
+    key: bytes
+    references: int
+    counts: Sequence[int]
 
 
 def release(key: bytes, references: int, counts: Sequence[int]) -> bytes:
-    """RELEASE ``[key, references, [slot, block, timers, bytes, ...]]``: all timers up to this key, apart from
-    cancelled ones, are in the ``references`` REF_MESSAGEs and TX_MESSAGEs before it.
-
-    ``counts``: how many waited, by slot and block of 4,096 log indexes; cancelled ones were counted before.
-    """
-    return encode_op(OpType.RELEASE, (key, references, counts))
+    """RELEASE."""
+    return Release(key, references, counts).frame()
 
 
-def decided_cancel(keys: bytes, copies: Sequence[int], counts: Sequence[int]) -> bytes:
-    """CANCEL version 2 ``[keys, copies, [slot, block, timers, bytes, ...]]``: as it is in the log. The
-    leader has found all of these timers, and none of them is in a RELEASE before it. ``copies``: how often
-    each key is there; once, unless an application has used a transaction's id again.
+class Carry(Operation, frozen=True):
+    """Messages that wait for long are stored anew, so that the entries in which they lay can go. ``records``:
+    as they were, in order, 40 bytes each, with all living copies of each key; body: their messages, in the
+    same order. No open transaction lies before the entries that are left."""
 
-    It kills whatever lies before it under these keys, also what becomes effective later: below level 9 only.
-    """
-    return encode_op(OpType.CANCEL, (keys, copies, counts), version=2)
-
-
-def named_cancel(keys: bytes, copies: Sequence[int], counts: Sequence[int], newest: Sequence[int]) -> bytes:
-    """CANCEL version 3 ``[keys, copies, counts, [log index...]]``, from level 9 on: as version 2, but of each
-    key it kills only what lies in entries up to this one, where the leader has found the newest copy."""
-    return encode_op(OpType.CANCEL, (keys, copies, counts, newest), version=3)
+    KIND = OpType.CARRY
+    SENDER = Sender.LEADER
+    records: bytes
 
 
 def carry(records: bytes, rows: Sequence[bytes]) -> bytes:
-    """CARRY ``[records]`` + rows: these timers, which are all copies of their keys, lie here from now on.
-
-    ``records``: as they were, in order, 40 bytes each (timers/record.py); ``rows``: their messages."""
-    return encode_op(OpType.CARRY, (records,), rows)
-
-
-# ------------------------------------------------------------------------------------------------------------
-# Claims: a named producer's epoch, and the number of its last committed transaction; of format level 9.
-#
-# Whoever starts as the producer of a name claims a higher epoch than the last one had, in the claim's group
-# and then with the same epoch in all others. From then on earlier ones are fenced. A transaction may have a
-# number, and a digest of all that it sends; the claim's group, which is its home, remembers the last ones
-# that were committed.
-
-#: The format level of a group whose log may have this.
-LEVEL_OF_CLAIMS: Final = 9
-#: Of the epoch that a message has, the upper bits are the claim's; the others count, at each producer and for
-#: each partition, how often batches had to be numbered anew. Without a claim the upper ones are 0.
-_COUNTED_BITS: Final = 32
-#: The highest epoch of a claim, and of a message.
-CLAIM_EPOCH_MAX: Final = (1 << 31) - 1
-EPOCH_MAX: Final = (1 << 63) - 1
-#: In place of a transaction's number: it has none.
-UNNUMBERED: Final = 0
-DIGEST_BYTES: Final = 16
-#: Who decides a transaction about which nobody is asked, and which a newer claim has overtaken.
-BY_CLAIM: Final = "claim"
-
-
-def claim(name: str, epoch: int, claimant: str) -> bytes:
-    """CLAIM ``[name, epoch, claimant]``: result info ``[epoch, last number]``. FENCED, with the newest epoch:
-    another has claimed it with that one, or with a higher one. Harmless if repeated."""
-    return encode_op(OpType.CLAIM, (name, epoch, claimant))
-
-
-def first_epoch(claimed: int) -> int:
-    """The first epoch of messages under a claim; 0: without one."""
-    return claimed << _COUNTED_BITS
-
-
-def claimed_epoch(epoch: int) -> int:
-    """The claim's epoch in that of a message; 0: it has none."""
-    return epoch >> _COUNTED_BITS
-
-
-def claim_group(name: str, groups: int) -> int:
-    """The broker group that is asked for an epoch first, and is home to the numbered transactions."""
-    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") % groups
+    """CARRY."""
+    return Carry(records).frame(rows)

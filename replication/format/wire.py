@@ -65,7 +65,7 @@ class _Ack(_Frame, tag=3):
 
 
 class _AckWithClock(_Frame, tag=12):
-    """As ``_Ack``, with the sender's wall clock. Only from format level 9 on, when all replicas know it."""
+    """As ``_Ack``, with the sender's wall clock."""
 
     term: Index
     seq: Index

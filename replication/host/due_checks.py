@@ -171,7 +171,7 @@ def lock_due(
             *(tx, r.query_id, r.prepared_ms, r.checks, r.home_group),
             # A parked one is here because an operator wants the application to be asked again.
             rolls_back and r.checks >= check_max and r.due_ms >= 0,
-            *(r.instance, r.newest_index if state.level > 1 else 0, max(now_ms - r.prepared_ms, 0), r.fence),
+            *(r.instance, r.newest_index, max(now_ms - r.prepared_ms, 0), r.fence),
         )
         for tx, r in found
     ]

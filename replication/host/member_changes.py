@@ -3,8 +3,6 @@
 The caller repeats the same goal, with the same id, to whichever replica leads, until the answer is DONE: so a
 change continues whatever happens to a leader or to the caller, and nothing has to remember how far it got.
 replication/raft/members.py decides, from the log, which step comes next and what forbids it.
-
-Membership entries need format level 3: a replica with older software that met one would stop.
 """
 
 from __future__ import annotations
@@ -22,8 +20,6 @@ from escrowmq.replication.host.running_replica import NOT_RUNNING, RunningReplic
 from escrowmq.replication.raft.members import Act, Goal, Step, in_vain, next_step
 from escrowmq.replication.raft.membership_changes import votes_in
 
-#: The format level that membership entries need.
-LEVEL: Final = 3
 #: If a step is not applied within this time, its outcome is unknown to the caller, who asks again anyway.
 STEP_WAIT_S: Final = 10.0
 #: A leader without a majority gives up within about this time; one with it is answered in a round trip.
@@ -133,9 +129,6 @@ class MemberChanges:
         node = running.node
         if not node.ready:
             answer.set_result(running.replica.not_leader())
-            return
-        if running.replica.state.level < LEVEL:
-            answer.set_result(("unsupported", LEVEL))
             return
         if version not in (None, node.members.version):
             text = f"the members are those of version {node.members.version}, not {version}: look again"

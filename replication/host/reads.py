@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from escrowmq.replication.calling.answers import FetchEnds, FoundOffsets, Reply, TopicNames
 from escrowmq.replication.calling.offset_answers import HeldPlaces
 from escrowmq.replication.errors import CorruptLog, DamagedEntry, DiskFailed, Unavailable
-from escrowmq.replication.format.internal_topics import GroupSettings
+from escrowmq.replication.format.settings import GroupSettings
 from escrowmq.replication.host.running_replica import NOT_RUNNING, RunningReplica
 from escrowmq.replication.model import NO_ID, TopicInfo
 from escrowmq.replication.replica import fetching
@@ -27,7 +27,6 @@ from escrowmq.replication.replica.fetching import (
     in_bytes,
 )
 from escrowmq.replication.state.machine import StateMachine
-from escrowmq.replication.state.topics import LEVEL_OF_IDS
 
 #: Maximum number of topics that one call may name.
 TOPICS_NAMED_MAX = 10_000
@@ -156,10 +155,6 @@ class Reads:
     def last_void(self, group: str) -> int:
         """See ``DeletedGroups``."""
         return self._replica.state.deleted_groups.last_void(group)
-
-    def tells_ids(self) -> bool:
-        """Whether clients are told the ids of topics, as every broker of the cluster understands them."""
-        return self._replica.state.level >= LEVEL_OF_IDS
 
     def committed(self, group: str, topics: Sequence[str] | None = None) -> Reply:
         """``("ok", {topic: {partition: next offset}})`` of a consumer group; leader only."""

@@ -11,7 +11,8 @@ from concurrent.futures import TimeoutError as FutureTimeout
 
 from escrowmq.replication.calling.answers import Reply
 from escrowmq.replication.errors import Closed, InvalidMessage, Overloaded
-from escrowmq.replication.format.codec import Op, OpType
+from escrowmq.replication.format.codec import Op
+from escrowmq.replication.format.operation import OpType
 from escrowmq.replication.host.running_replica import NOT_RUNNING, RunningReplica
 from escrowmq.replication.metrics import LATENCY_S, Histogram
 from escrowmq.replication.replica.replica import DISK_FULL_RETRY_S
@@ -98,7 +99,7 @@ Turn = Callable[[Callable[[], None]], Reply | None]
 
 def topics_of_places(ops: Sequence[Op], topics: Mapping[str, Topic]) -> dict[str, Topic | None]:
     """The present topics of the consumer groups' places in ``ops``, by name."""
-    return {op.meta[1]: topics.get(op.meta[1]) for op in ops if op.type in _PLACES}
+    return {op.meta.topic: topics.get(op.meta.topic) for op in ops if op.type in _PLACES}
 
 
 class Requests:

@@ -580,7 +580,7 @@ class RunningReplica:
         self._follow_node(node)
         self.driver.follow(node.heard)
         self.replica.attach(node, node.clocks)
-        node.clocks.tell = lambda: self.replica.told_ms(int(setup.wall_clock() * 1000))
+        node.clocks.tell = lambda: int(setup.wall_clock() * 1000)
         return node
 
     def _follow_node(self, node: RaftNode) -> None:

@@ -25,7 +25,8 @@ from escrowmq.replication.errors import (
     Overloaded,
     Unavailable,
 )
-from escrowmq.replication.format.internal_topics import LEASE_MS, owner_problem
+from escrowmq.replication.format.internal_topics import owner_problem
+from escrowmq.replication.format.settings import LEASE_MS
 from escrowmq.replication.host.reads import MENDING_S
 from escrowmq.replication.host.running_replica import NOT_RUNNING, RunningReplica
 from escrowmq.replication.replica.fetching import FETCH_BYTES_MAX, Join, in_bytes, read_runs

@@ -15,7 +15,7 @@ from escrowmq.replication.calling.answers import Reply
 from escrowmq.replication.calling.finding_answers import FoundRows, MessageAt, MessageOrigin, ShareProgress
 from escrowmq.replication.errors import CorruptLog, DamagedEntry, DiskFailed, OffsetGone, Unavailable
 from escrowmq.replication.format import forwarded
-from escrowmq.replication.format.codec import ENVELOPE, REGULAR, Op, OpType, decode_command, decode_rows
+from escrowmq.replication.format.codec import ENVELOPE, REGULAR, Op, decode_command, decode_rows
 from escrowmq.replication.format.find_rows import is_sought, split_rows
 from escrowmq.replication.format.find_table import ORIGIN
 from escrowmq.replication.format.internal_topics import (
@@ -26,6 +26,7 @@ from escrowmq.replication.format.internal_topics import (
     owner_of,
     retry_topic,
 )
+from escrowmq.replication.format.operation import OpType
 from escrowmq.replication.format.share_ops import DROPPED, REDRIVEN
 from escrowmq.replication.host.finding import ROWS_MAX, Finder, Sought, opened
 from escrowmq.replication.host.inspection import politely
@@ -452,7 +453,7 @@ def _in_entry(ops: list[Op], place: _RowPlace, index: int) -> _Found | None:
         if op.type in _WITH_ROWS:
             referred = referred or _holds(op, place, index) or _refers(op, place)
         elif op.type == OpType.COMMIT and referred:
-            return _Found("committed", op.meta[0], op.meta[2])
+            return _Found("committed", op.meta.app, op.meta.by)
         elif op.type == OpType.RELEASE and referred:
             return _Found("released")
     return None
@@ -467,7 +468,7 @@ def _refers(op: Op, place: _RowPlace) -> bool:
     """Whether the row is among those that a REF_MESSAGE makes readable."""
     if op.type != OpType.REF_MESSAGE:
         return False
-    flat = op.meta[2]
+    flat = op.meta.references
     return any(
         place.run.log_index == log_index and pos <= place.pos < pos + size
         for log_index, pos, size in zip(flat[::4], flat[1::4], flat[2::4], strict=True)

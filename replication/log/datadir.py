@@ -2,8 +2,7 @@
 software can read it.
 
 It also says which process of its replica may use it: the incarnation, which the supervisor counts, and the
-random id that the directory was given when it was created (peer_marks.py explains why). A directory of an
-earlier version has neither; it adopts the incarnation that it is opened for, and is given an id then.
+random id that the directory was given when it was created (peer_marks.py explains why).
 
 The identity is written once, while the directory is empty; from then on a replica started with another
 cluster, group or number is rejected instead of mixing two logs. The lock lives as long as the
@@ -69,7 +68,8 @@ def take_lock(path: Path, mode: int, in_use: Callable[[str], str]) -> int:
 # ------------------------------------------------------------------ datadir
 
 
-FORMAT_VERSION: Final = 1
+#: What the files in it look like (docs/log-format.md). A later version reads all formats from 1 on.
+FORMAT: Final = 1
 _IDENTITY: Final = "identity.json"
 _LOCK: Final = "lock"
 
@@ -147,30 +147,32 @@ class DataDir:
         incarnation = Incarnation(identity.incarnation, uuid.uuid4().hex)
         if not self.disk.exists(PEERS_FILE):
             PeerMarks(self.disk, incarnation).close()
-        content = {"format_version": FORMAT_VERSION, **asdict(identity), "disk_id": incarnation.disk_id}
+        content = {"format": FORMAT, **asdict(identity), "disk_id": incarnation.disk_id}
         self.disk.write_atomic(_IDENTITY, (json.dumps(content, indent=1).encode() + b"\n",))
         return incarnation
 
     def _check(self) -> Incarnation:
         try:
             content = json.loads(self.disk.read_all(_IDENTITY))
-            version = content["format_version"]
+            if "format_version" in content:  # before format 1 it was called so
+                raise UnknownVersion(
+                    f"{self.path} was written by a development version from before format 1, and cannot be "
+                    "read: start with empty directories, or use the software that wrote them"
+                )
+            found_format = content["format"]
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise CorruptLog(f"{self.path / _IDENTITY} is damaged: {error}") from error
-        if version != FORMAT_VERSION:
+        if found_format != FORMAT:
             raise UnknownVersion(
-                f"{self.path} has format version {version!r}; this software reads {FORMAT_VERSION}: upgrade"
+                f"{self.path} has format {found_format!r}; this software reads {FORMAT}: upgrade it"
             )
         disk_id, number = content.get("disk_id"), content.get("incarnation")
-        made_for = self.identity.incarnation if disk_id is None else number
-        found = Identity(content.get("cluster_id"), content.get("group"), content.get("replica"), made_for)
+        found = Identity(content.get("cluster_id"), content.get("group"), content.get("replica"), number)
         if found != self.identity:
             raise DataDirMismatch(
                 f"{self.path} belongs to {found}, and this is {self.identity}; "
                 "point it at its own directory, or at an empty one"
             )
-        if disk_id is None:
-            return self._write(found)
         if type(disk_id) is not str or not 0 < len(disk_id) <= DISK_ID_MAX:
             raise CorruptLog(f"{self.path / _IDENTITY} is damaged: disk id {disk_id!r}")
         return Incarnation(self.identity.incarnation, disk_id)

@@ -49,7 +49,7 @@ class GroupClock:
     ) -> None:
         """``progress``: of the present leadership."""
         self._circle, self._leads, self._progress, self._clock = circle, leads, progress, clock
-        #: This replica's wall clock in ms, to be told to leaders; None: they may not know such messages.
+        #: This replica's wall clock in ms, to be told to leaders; None: nobody has given it one.
         self.tell: Callable[[], int | None] = lambda: None
 
     def stamped(self, message: RaftMessage) -> RaftMessage:

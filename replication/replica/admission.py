@@ -19,9 +19,11 @@ from itertools import chain
 from typing import Any, Final
 
 from escrowmq.replication.format import ops as build
-from escrowmq.replication.format.codec import Op, OpType
-from escrowmq.replication.format.internal_topics import SHARE
-from escrowmq.replication.format.ops import HOLD_MS_MAX
+from escrowmq.replication.format.codec import Op
+from escrowmq.replication.format.operation import OpType
+from escrowmq.replication.format.ops import BY_HOME, HOLD_MS_MAX, Commit, Prepare, Rollback
+from escrowmq.replication.format.settings import SHARE
+from escrowmq.replication.format.timer_ops import Scheduled
 from escrowmq.replication.format.timer_ops import timer as build_timer
 from escrowmq.replication.model import ResultCode
 from escrowmq.replication.replica.agenda import AT_ONCE, Duty
@@ -48,13 +50,7 @@ from escrowmq.replication.replica.share_admission import ShareAdmission
 from escrowmq.replication.state.machine import Result, StateMachine
 from escrowmq.replication.state.open_tx import TIMER_FIELDS, Run
 from escrowmq.replication.state.topics import Partition
-from escrowmq.replication.state.transactions import (
-    BY_HOME,
-    COMMITTED,
-    ROLLED_BACK,
-    AppTransactions,
-    decide_result,
-)
+from escrowmq.replication.state.transactions import COMMITTED, ROLLED_BACK, AppTransactions, decide_result
 from escrowmq.replication.timers.record import key_of
 
 # ------------------------------------------------------------------ repeated keys
@@ -84,8 +80,9 @@ class RepeatedKeys:
 
     def too_many(self, op: Op, now_ms: int) -> bool:
         """Whether a SCHEDULED brings one more message for a key under which many wait."""
-        topic, number, _, _, _, times, _, owner, first = op.meta[:9]
-        partition = self._state.topics.find(topic, number)
+        meta: Scheduled = op.meta
+        times, owner, first = meta.times, meta.owner, meta.first_ordinal
+        partition = self._state.topics.find(meta.topic, meta.partition)
         if not isinstance(partition, Partition):
             return False  # apply says what is wrong
         slot = partition.slot
@@ -220,7 +217,9 @@ class CommitHold:
     def keeps(self, submission: Submission) -> bool:
         """Whether the request waits, and it does from now on. Call it only during a hold."""
         if any(
-            unit.ops[0].type == OpType.COMMIT and len(meta := unit.ops[0].meta) > 5 and meta[5] < 0
+            unit.ops[0].type == OpType.COMMIT
+            and (meta := unit.ops[0].meta).home_index
+            and meta.home_group < 0
             for unit in submission.units
         ):
             self._held.append(submission)
@@ -328,23 +327,25 @@ class Admission:
             self._queued_bytes -= submission.size
             writer.submissions.append(submission)
             for number, unit in enumerate(submission.units):
-                kind = unit.ops[0].type
+                kind, meta = unit.ops[0].type, unit.ops[0].meta
                 if kind == OpType.COMMIT:
                     self._write_decision(writer, submission, number, COMMITTED)
                 elif kind == OpType.ROLLBACK:
                     self._write_decision(writer, submission, number, ROLLED_BACK)
                 elif kind == OpType.PREPARE and not self._room_for(unit.ops[0], writer):
                     submission.results[number] = [int(ResultCode.TOO_MANY_OPEN), self._open_max]
-                elif kind == OpType.DELETE_TOPIC and self.shares.needs(unit.ops[0].meta[0]):
+                elif kind == OpType.DELETE_TOPIC and self.shares.needs(meta.name):
                     submission.results[number] = [int(ResultCode.GROUP_KIND), SHARE]
-                elif kind == OpType.TRIM and topics.is_another(unit.ops[0].meta[0], submission):
+                elif kind == OpType.TRIM and topics.is_another(meta.topic, submission):
                     submission.results[number] = [int(ResultCode.UNKNOWN_TOPIC)]
-                elif kind in _PLACES and topics.is_another(unit.ops[0].meta[1], submission):
-                    submission.results[number] = [int(ResultCode.UNKNOWN_TOPIC), [unit.ops[0].meta[1]]]
+                elif kind in _PLACES and topics.is_another(meta.topic, submission):
+                    submission.results[number] = [int(ResultCode.UNKNOWN_TOPIC), [meta.topic]]
                 elif kind == OpType.CANCEL:
                     self._write_cancel(writer, submission, number)
                 elif kind == OpType.SHARE_ACK:
                     self.shares.ack(writer, submission, number)
+                elif kind == OpType.SHARE_REPLY:
+                    self.shares.reply(writer, submission, number)
                 elif kind == OpType.NACK:
                     self.shares.nack(writer, submission, number)
                 elif kind == OpType.GROUP_SETTINGS:
@@ -360,13 +361,13 @@ class Admission:
                     submission.results[number] = [int(ResultCode.TOO_MANY_SCHEDULED), most]
                 else:
                     if kind == OpType.CUT:
-                        self._take_up(self.hold.ask(unit.ops[0].meta[1], now_ms))
+                        self._take_up(self.hold.ask(meta.hold_ms, now_ms))
                     elif kind == OpType.SCHEDULED:
-                        writer.schedule(self.releases, unit.ops[0].meta[5])
+                        writer.schedule(self.releases, meta.times)
                     elif kind == OpType.DELETE_TOPIC:
-                        writer.deleting += topics.note_deletion(unit.ops[0].meta)
+                        writer.deleting += topics.note_deletion(meta.name, meta.topic_id)
                     elif kind == OpType.CREATE_TOPIC:
-                        writer.note_creation(*topics.note_creation(unit.ops[0].meta))
+                        writer.note_creation(*topics.note_creation(meta))
                     writer.verbatim(submission, number, unit)
         return writer.finish() if writer.submissions or writer.frames else None
 
@@ -398,15 +399,15 @@ class Admission:
     def _is_known(self, op: Op) -> bool:
         """Whether it is sent again, because its answer was lost: it brings nothing new, and must not be told
         that nothing was done."""
+        meta = op.meta
         if op.type == OpType.PREPARE:
-            opened = self._state.transactions.look(op.meta[0]).open
-            return not op.meta[5] and all(tx_id in opened for tx_id in op.meta[2])
-        topic, number, producer, epoch, seq = op.meta[:5]
-        partition = self._state.topics.find(topic, number)
+            opened = self._state.transactions.look(meta.app).open
+            return not meta.part and all(tx_id in opened for tx_id in meta.tx_ids)
+        partition = self._state.topics.find(meta.topic, meta.partition)
         if not isinstance(partition, Partition):
             return True  # apply says what is wrong
-        known = self._state.producers.get((producer, partition.slot))
-        return known is not None and epoch == known[0] and seq < known[1]
+        known = self._state.producers.get((meta.producer, partition.slot))
+        return known is not None and meta.epoch == known[0] and bool(meta.seq < known[1])
 
     def _write_release(self, writer: EntryWriter) -> None:
         """What is due, before everything else in the entry: what that schedules or cancels comes later."""
@@ -441,8 +442,9 @@ class Admission:
 
     def _room_for(self, op: Op, writer: EntryWriter) -> bool:
         """Whether the limit admits this PREPARE, counting all that are about to be open."""
-        app, topic, tx_ids, part = op.meta[0], op.meta[1], op.meta[2], op.meta[5]
-        if part:  # opens nothing
+        meta: Prepare = op.meta
+        app, topic, tx_ids = meta.app, meta.topic, meta.tx_ids
+        if meta.part:  # opens nothing
             self._growing.setdefault(app, Counter()).update(tx_ids)
             writer.growing.append((app, tx_ids))
             return True
@@ -460,8 +462,8 @@ class Admission:
         return True
 
     def _write_decision(self, writer: EntryWriter, submission: Submission, number: int, outcome: int) -> None:
-        meta = submission.units[number].ops[0].meta
-        app, tx_ids, by = meta[0], meta[1], meta[2]
+        meta: Commit | Rollback = submission.units[number].ops[0].meta
+        app, tx_ids, by = meta.app, meta.tx_ids, meta.by
         table = self._state.transactions.look(app)
         deciding = self._deciding.get(app) or set()
         valid: Sequence[str] = tx_ids
@@ -471,7 +473,7 @@ class Admission:
         if (
             runs is None
             or not deciding.isdisjoint(valid)
-            or len(meta) > 4
+            or meta.home_index
             or by != build.BY_PRODUCER
             or (
                 self._state.groups > 1
@@ -481,16 +483,18 @@ class Admission:
             if outcome == COMMITTED and by != build.BY_PRODUCER:
                 deciding = deciding | self._growing_of(app, tx_ids)
             valid, refused = sift(table, meta, outcome, deciding)
-            together = outcome == COMMITTED and meta[3] == build.TOGETHER
+            together = isinstance(meta, Commit) and meta.references == build.TOGETHER
             if together and (refused or self._hindered(app, tx_ids, deciding)):
                 valid = []
             runs = table.open.runs_of(valid) if outcome == COMMITTED else []
-            submission.left_out[number] = LeftOut(app, outcome, tx_ids, set(valid), refused, len(meta) > 4)
+            submission.left_out[number] = LeftOut(
+                app, outcome, tx_ids, set(valid), refused, bool(meta.home_index)
+            )
         if valid:
             self._deciding.setdefault(app, set()).update(valid)
             writer.deciding.append((app, valid))
-        if outcome == ROLLED_BACK:
-            writer.own(submission, number, _rollback_frame(meta, valid))
+        if isinstance(meta, Rollback):
+            writer.own(submission, number, _of_these(meta, valid).frame())
             return
         assert runs is not None, "a leader commits what is open"
         self.shares.committing(writer, app, valid)
@@ -619,7 +623,7 @@ class Admission:
 
 
 def sift(
-    table: AppTransactions, meta: Sequence[Any], outcome: int, deciding: Set[str]
+    table: AppTransactions, meta: Commit | Rollback, outcome: int, deciding: Set[str]
 ) -> tuple[list[str], dict[str, tuple[int, Any]]]:
     """Which transactions of a decision go into the entry, and why others that are open do not.
 
@@ -632,13 +636,12 @@ def sift(
       over several groups only under the home index, which it has looked up in all of them.
     - What a home group rolls back and is not known here is included too: it is remembered from then on.
     """
-    tx_ids, by = meta[1], meta[2]
-    home_index, home_group = meta[4:] if len(meta) > 4 else (None, -1)
+    by, home_index, home_group = meta.by, meta.home_index, meta.home_group
     from_home = by.startswith(BY_HOME)
     looks = outcome == COMMITTED and by != build.BY_PRODUCER and not from_home
     valid: dict[str, None] = {}
     refused: dict[str, tuple[int, Any]] = {}
-    for place, tx_id in enumerate(tx_ids):
+    for place, tx_id in enumerate(meta.tx_ids):
         if tx_id in deciding or tx_id in valid:
             continue
         record = table.open.get(tx_id)
@@ -665,22 +668,13 @@ def schedules(ops: Sequence[Op]) -> bool:
     return ops[0].type == OpType.SCHEDULED or any(op.type == OpType.PRE_SCHEDULED for op in ops[1:])
 
 
-def _rollback_frame(meta: Sequence[Any], valid: Sequence[str]) -> bytes:
+def _of_these(meta: Rollback, valid: Sequence[str]) -> Rollback:
     """A client's ROLLBACK as it is in the log: of these transactions only."""
-    app, tx_ids, by = meta[:3]
-    if len(meta) == 3:
-        return build.rollback(app, valid, by)
-    if len(meta) > 4:
-        home_index = dict(zip(tx_ids, meta[4], strict=True))
-        indexes = [home_index[tx_id] for tx_id in valid]
-        newest = _newest_of(tx_ids, meta[3], valid)
-        return build.rollback_branches(app, valid, by, indexes, meta[5], newest_index=newest)
-    newest = _newest_of(tx_ids, meta[3], valid)
-    return build.rollback_under(app, valid, by, newest)
-
-
-def _newest_of(tx_ids: Sequence[str], newest: Sequence[int], valid: Sequence[str]) -> Sequence[int]:
-    if not newest or valid is tx_ids:
-        return newest
-    index_of = dict(zip(tx_ids, newest, strict=True))
-    return [index_of[tx_id] for tx_id in valid]
+    if valid is meta.tx_ids:
+        return meta
+    place = {tx_id: at for at, tx_id in enumerate(meta.tx_ids)}
+    at = [place[tx_id] for tx_id in valid]
+    newest, home = (
+        [column[n] for n in at] if column else [] for column in (meta.newest_index, meta.home_index)
+    )
+    return Rollback(meta.app, list(valid), meta.by, newest, home, meta.home_group)

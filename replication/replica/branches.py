@@ -9,8 +9,7 @@ A leader has two jobs, which need no client and no feedback actor:
   goes through home's log: a leader that was deposed without knowing it would answer "unknown", and what home
   does not know is rolled back here. Home is prepared first and forgets only what every branch has carried
   out; so a branch that is open although home has recorded it as done, or does not know it, is a late copy. To
-  follow a COMMITTED then would publish it twice. For branches of the first version (without a home index)
-  nothing is presumed: they follow what home remembers, and otherwise stay open.
+  follow a COMMITTED then would publish it twice.
 
 Pure: no thread, no clock, no network. Everything runs in the applying thread; a step handles at most
 BATCH transactions for each group. Nothing kept here needs to survive: a new leader finds all of it in
@@ -28,12 +27,12 @@ import msgspec
 from escrowmq.replication.calling.answers import AcrossReport, Standing
 from escrowmq.replication.calling.patience import Backoff
 from escrowmq.replication.format import ops as build
-from escrowmq.replication.format.ops import HOLD_MS_MAX
+from escrowmq.replication.format.ops import BY_HOME, HOLD_MS_MAX
 from escrowmq.replication.model import ResultCode, TransactionState
 from escrowmq.replication.state.decided import TxKey, Undone
 from escrowmq.replication.state.machine import Result, StateMachine
 from escrowmq.replication.state.open_tx import OpenTx
-from escrowmq.replication.state.transactions import BY_HOME, COMMITTED, ROLLED_BACK
+from escrowmq.replication.state.transactions import COMMITTED, ROLLED_BACK
 
 #: The client tells the branches itself, within milliseconds; home tells only what the client left undone.
 PUSH_AFTER_MS = 100
@@ -220,24 +219,18 @@ class Branches:
     # ------------------------------------------------------------ as branch: ask
 
     def _ask(self, home: int, found: Sequence[Branch]) -> None:
-        first_version = [branch for branch in found if branch[2].home_index < 0]
-        tracked: dict[str, list[Branch]] = {}
+        by_app: dict[str, list[Branch]] = {}
         for branch in found:
-            if branch[2].home_index >= 0:
-                tracked.setdefault(branch[0], []).append(branch)
+            by_app.setdefault(branch[0], []).append(branch)
         self._asking[home] = turn = object()
-        if first_version:
-            self._ask_as_before(home, first_version, turn, last=not tracked)
-        if not tracked:
-            return
         frames = [
             build.inquire(app, [tx_id for _, tx_id, _ in those], [r.home_index for _, _, r in those])
-            for app, those in tracked.items()
+            for app, those in by_app.items()
         ]
 
         def answered(answer: Any) -> None:
             if self._asking.get(home) is turn:
-                self._inquired(home, list(tracked.values()), answer)
+                self._inquired(home, list(by_app.values()), answer)
 
         self._links.call(home, "submit", (b"".join(frames),), answered)
 
@@ -269,36 +262,6 @@ class Branches:
             count,
         )
 
-    def _ask_as_before(self, home: int, found: Sequence[Branch], turn: object, *, last: bool) -> None:
-        """Branches of the first version, of one app: what home remembers is true, whichever replica tells it;
-        what it does not remember is left alone."""
-        app = found[0][0]
-        branches = [branch for branch in found if branch[0] == app]  # the others come due again
-
-        def answered(answer: Any) -> None:
-            if self._asking.get(home) is not turn and last:
-                return
-            known = self._answered(home, answer, len(branches))
-            if not known or type(answer) is not list or len(answer) != len(branches):
-                if last:
-                    del self._asking[home]
-                return
-            ids: dict[int, list[str]] = {}
-            for branch, state in zip(branches, answer, strict=True):
-                outcome = _OUTCOMES.get(state)
-                if outcome is None:
-                    self._undecided(branch)
-                else:
-                    ids.setdefault(outcome, []).append(branch[1])
-            self.counts["followed"] += sum(map(len, ids.values()))
-            frames = [decision(app, outcome, tx_ids, f"{BY_HOME}{home}") for outcome, tx_ids in ids.items()]
-            if last:
-                self._write_decisions(home, frames, len(branches))
-            elif frames:
-                self._links.write(b"".join(frames), lambda _: None)
-
-        self._links.call(home, "tx_states", (app, [tx_id for _, tx_id, _ in branches]), answered)
-
     def _write_decisions(self, home: int, frames: Sequence[bytes], asked: int) -> None:
         """Write them into the own log; then the next branches are asked about. Those still open come due
         again."""
@@ -319,10 +282,8 @@ class Branches:
         """Ask about it again when it is twice as old."""
         app, tx_id, record = branch
         age = self._now_ms - record.prepared_ms
-        again = min(
-            max(age, ASK_AGAIN_MS), UNDECIDED_AGAIN_MS_MAX if record.home_index >= 0 else ASK_AGAIN_MS
-        )
-        self._state.due.put_off(app, tx_id, self._now_ms + again)
+        again_ms = min(max(age, ASK_AGAIN_MS), UNDECIDED_AGAIN_MS_MAX)
+        self._state.due.put_off(app, tx_id, self._now_ms + again_ms)
 
 
 def judge(home: Standing, gid: int) -> tuple[int | None, bool]:
@@ -346,9 +307,7 @@ def decision(
     """The operation that commits or rolls back."""
     if home_index is None:
         return (build.commit if outcome == COMMITTED else build.rollback)(app, tx_ids, by)
-    return (build.commit_branches if outcome == COMMITTED else build.rollback_branches)(
-        app, tx_ids, by, home_index, home_group
-    )
+    return (build.commit if outcome == COMMITTED else build.rollback)(app, tx_ids, by, home_index, home_group)
 
 
 def results_of(rows: Sequence[Undone], result: Sequence[Any]) -> list[tuple[Undone, int, Any]]:

@@ -20,8 +20,8 @@ from itertools import pairwise
 from operator import attrgetter
 
 from escrowmq.replication.format import ops
-from escrowmq.replication.format.codec import OpType
-from escrowmq.replication.format.timer_ops import LEVEL_OF_CARRYING
+from escrowmq.replication.format.operation import OpType
+from escrowmq.replication.format.timer_ops import Cancel
 from escrowmq.replication.format.timer_ops import carry as build_carry
 from escrowmq.replication.log.segment import SegmentInfo
 from escrowmq.replication.model import TopicInfo
@@ -114,7 +114,7 @@ class Compaction:
     def begin(self, bound: int) -> None:
         """Carry what lies before entry ``bound``. No transaction that is open now may lie before it: what it
         schedules may have the key of an older message."""
-        if self._pass is None and self._state.level >= LEVEL_OF_CARRYING:
+        if self._pass is None:
             self._pass = _Pass(bound)
             self._duty.due = AT_ONCE
 
@@ -193,12 +193,11 @@ class Compaction:
             for key in self._keys(unit.ops[0].meta)
         )
 
-    def _keys(self, meta: tuple[str, int, Sequence[int], int]) -> list[bytes]:
-        topic, number, flat, _ = meta
-        partition = self._state.topics.find(topic, number)
+    def _keys(self, meta: Cancel) -> list[bytes]:
+        partition = self._state.topics.find(meta.topic, meta.partition)
         if not isinstance(partition, Partition):
             return []
-        it, slot = iter(flat), partition.slot
+        it, slot = iter(meta.keys), partition.slot
         return [key_of(time_ms, slot, owner, n) for time_ms, owner, n in zip(it, it, it, strict=True)]
 
     def ended(self, timing: Timing) -> None:

@@ -24,8 +24,6 @@ from escrowmq.replication.format.forwarded import (
     with_headers,
 )
 from escrowmq.replication.format.internal_topics import (
-    KEEP,
-    GroupSettings,
     dead_topic,
     is_internal,
     owner_problem,
@@ -33,6 +31,7 @@ from escrowmq.replication.format.internal_topics import (
     retry_topic,
 )
 from escrowmq.replication.format.packing import StoredRow
+from escrowmq.replication.format.settings import KEEP, GroupSettings
 from escrowmq.replication.format.share_ops import BY_TABLE, REASON_BYTES_MAX, REJECT
 from escrowmq.replication.message_headers import REPLY_TO
 from escrowmq.replication.state.index import Run

@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from escrowmq.replication.format import ops as build
-from escrowmq.replication.format.codec import ENVELOPE, Op, OpType, decode_ops, encode_command
+from escrowmq.replication.format.codec import ENVELOPE, Op, decode_ops, encode_command
 from escrowmq.replication.format.forwarded import Origin
+from escrowmq.replication.format.operation import OpType
+from escrowmq.replication.model import NO_ID
 from escrowmq.replication.replica.releases import Releases, Timing
 from escrowmq.replication.state.machine import Result, StateMachine
 from escrowmq.replication.state.shares import Key
@@ -50,14 +52,14 @@ class Submission:
         self.size = len(request)
         self.done = done
         self.units: list[Unit] = []
-        #: Whether the answer tells the group's time: to clients that sent a PREPARE of version 2.
+        #: Whether the answer tells the group's time: that to a PREPARE does.
         self.tells_time = False
         at, start = 0, 0
         while at < len(ops):
             count = 1
             if ops[at].type == OpType.PREPARE:
-                count += ops[at].meta[8]
-                self.tells_time = self.tells_time or len(ops[at].meta) > 9
+                count += ops[at].meta.attached
+                self.tells_time = True
             last = ops[at + count - 1]
             end = last.body_pos + last.body_size
             self.units.append(Unit(ops[at : at + count], start, end))
@@ -186,8 +188,9 @@ class EntryWriter:
         that the tables have, whose hashes need not be computed."""
         for frame in references:
             self._decoded(frame)
-        frame = build.decided_commit(app, tx_ids, by, len(references))
-        self._write(frame, Op(OpType.COMMIT, (app, tx_ids, by, len(references)), len(frame), 0))
+        meta = build.Commit(app, tx_ids, by, len(references), [], -1)
+        frame = meta.frame()
+        self._write(frame, Op(OpType.COMMIT, meta, len(frame), 0))
         self.slots.append((submission, number))
 
     def _decoded(self, frame: bytes) -> None:
@@ -225,9 +228,6 @@ class EntryWriter:
 # decisions based on it, must not reach the new one, so they are left out as soon as a deletion is written. A
 # deletion is written only when no creation of its name is under way.
 
-#: Stands for the id of a topic whose creation states none.
-NOT_TOLD = -1
-
 
 class TopicsUnderWay:
     """The topics under way at one leader. Used in its thread. Finished operations are forgotten."""
@@ -252,29 +252,29 @@ class TopicsUnderWay:
         for unit in submission.units:
             kind, meta = unit.ops[0].type, unit.ops[0].meta
             if kind == OpType.DELETE_TOPIC:
-                ids = [i for name, i in self.creating if name == meta[0]]
-            elif kind == OpType.CREATE_TOPIC and len(meta) > 3 and self._state.gid > 0:
+                ids = [i for name, i in self.creating if name == meta.name]
+            elif kind == OpType.CREATE_TOPIC and self._state.gid > 0:
                 # A topic with a later id replaces the present one.
-                ids = [i for name, i in self.creating if name == meta[0] and i != meta[3]]
+                ids = [i for name, i in self.creating if name == meta.name and i != meta.topic_id]
             else:
                 continue
             if ids:
                 return True
         return False
 
-    def note_creation(self, meta: Sequence[Any]) -> tuple[tuple[str, int], Sequence[int | Topic]]:
+    def note_creation(self, meta: build.CreateTopic) -> tuple[tuple[str, int], Sequence[int | Topic]]:
         """A creation is written: notes its name and id, and the earlier topic that it replaces, if an
         interrupted deletion left one here."""
-        created = meta[0], meta[3] if len(meta) > 3 else NOT_TOLD
+        created = meta.name, meta.topic_id
         self.creating[created] += 1
-        replaces = len(meta) > 3 and self._state.topics.is_left_over(meta[0], meta[3])
-        return created, self.note_deletion(meta[:1]) if replaces else ()
+        replaces = self._state.topics.is_left_over(*created)
+        return created, self.note_deletion(meta.name, NO_ID) if replaces else ()
 
-    def note_deletion(self, meta: Sequence[Any]) -> Sequence[int | Topic]:
+    def note_deletion(self, name: str, topic_id: int) -> Sequence[int | Topic]:
         """A deletion is written: from here on the present topic counts as deleted, if it is the one that is
         meant. Returns the topic and its slots."""
-        topic = self._state.topics.topics.get(meta[0])
-        if topic is None or (len(meta) > 1 and not self._state.topics.is_meant(*meta)):
+        topic = self._state.topics.topics.get(name)
+        if topic is None or not self._state.topics.is_meant(name, topic_id):
             return ()
         gone: list[int | Topic] = [topic, *(partition.slot for partition in topic.partitions.values())]
         self.deleting.update(gone)

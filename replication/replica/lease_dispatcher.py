@@ -16,8 +16,9 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from escrowmq.replication.calling.answers import Reply
 from escrowmq.replication.format import share_ops
-from escrowmq.replication.format.codec import Op, OpType
+from escrowmq.replication.format.codec import Op
 from escrowmq.replication.format.internal_topics import dead_topic, retry_topic
+from escrowmq.replication.format.operation import OpType
 from escrowmq.replication.model import ResultCode
 from escrowmq.replication.sharing.leases import Doomed, Leases, Pair
 from escrowmq.replication.sharing.pieces import UNNUMBERED
@@ -314,8 +315,6 @@ class LeaseDispatcher:
         assert self._raft is not None
         if not self._raft.ready:
             ask.done(self._refusal())
-        elif self._state.level < share_ops.LEVEL_OF_SHARES:
-            ask.done(("unsupported", share_ops.LEVEL_OF_SHARES))
         elif self.waiting >= ASKS_MAX or self.leases.full or self._state.shares.full:
             ask.done(("overloaded", FULL_RETRY_S))
         elif self._is_late(ask, now_ms):
@@ -406,7 +405,7 @@ class LeaseDispatcher:
         for op in ops:
             if op.type == OpType.DELETE_GROUP:
                 for pair in self.leases.pairs():
-                    if pair[0] == op.meta[0]:
+                    if pair[0] == op.meta.group:
                         self.leases.forget(pair)
 
     # -------------------------------------------------------------- serving

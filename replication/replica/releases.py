@@ -24,7 +24,7 @@ from escrowmq.replication.model import ResultCode
 from escrowmq.replication.state.machine import StateMachine
 from escrowmq.replication.state.open_tx import OpenTx
 from escrowmq.replication.state.timers import due_ms, records_of
-from escrowmq.replication.state.topics import Partition
+from escrowmq.replication.state.topics import Partition, is_another
 from escrowmq.replication.timers.record import (
     KEY_BYTES,
     PLACE,
@@ -317,17 +317,16 @@ class Releases:
     # -------------------------------------------------------------- what is cancelled
 
     def cancel(
-        self, meta: Sequence[Any], deleting: Counter[Any], timing: Timing
+        self, meta: build.Cancel, deleting: Counter[Any], timing: Timing
     ) -> tuple[bytes | None, list[Any]]:
         """A client's CANCEL: the operation to be written, if any, and the answer to it."""
-        topic, number, flat, topic_id = meta
-        partition = self._state.topics.find(topic, number)
+        partition = self._state.topics.find(meta.topic, meta.partition)
         if not isinstance(partition, Partition) or partition.slot in deleting:
             code = ResultCode.UNKNOWN_TOPIC if isinstance(partition, Partition) else partition
             return None, [int(code)]
-        if partition.topic_id != topic_id:
+        if is_another(partition.topic_id, meta.topic_id):
             return None, [int(ResultCode.OTHER_TOPIC), partition.topic_id]
-        it = iter(flat)
+        it = iter(meta.keys)
         keys: dict[bytes, list[bytes]] = {}
         problems: list[list[Any]] = []
         for place, (time_ms, owner, ordinal) in enumerate(zip(it, it, it, strict=True)):
@@ -354,13 +353,11 @@ class Releases:
         return self._cancelled(keys), answer
 
     def _cancelled(self, keys: Mapping[bytes, list[bytes]]) -> bytes:
-        """The CANCEL of these keys, with all records of each."""
+        """The CANCELLED of these keys, with all records of each."""
         counts = self._timers.counts.of(record for records in keys.values() for record in records)
         joined, copies = b"".join(keys), list(map(len, keys.values()))
-        if self._state.level < build.LEVEL_OF_CARRYING:
-            return build.decided_cancel(joined, copies, counts)
         newest = [max(map(log_index_of, records)) for records in keys.values()]
-        return build.named_cancel(joined, copies, counts, newest)
+        return build.cancelled(joined, copies, counts, newest)
 
     def _is_prepared_again(self, owner: int, records: Sequence[bytes]) -> bool:
         """Whether an open transaction of this owner lies below one of the records: these were carried while

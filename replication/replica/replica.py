@@ -17,8 +17,7 @@ from escrowmq.replication.calling.answers import Leadership, LevelReport, Reply
 from escrowmq.replication.errors import DiskFull, EscrowMQError, MessageTooLarge, Overloaded
 from escrowmq.replication.format import ops as build
 from escrowmq.replication.format.codec import Op, decode_command, decode_ops
-from escrowmq.replication.format.ops import BY_TIMEOUT
-from escrowmq.replication.format.timer_ops import BY_CLAIM
+from escrowmq.replication.format.ops import BY_CLAIM, BY_TIMEOUT
 from escrowmq.replication.log.journal import SegmentJournal
 from escrowmq.replication.metrics import Counts
 from escrowmq.replication.raft.replicator import LeadCheck
@@ -33,7 +32,7 @@ from escrowmq.replication.replica.lease_dispatcher import LeaseDispatcher, ReadI
 from escrowmq.replication.replica.releases import PrefetchedBodies
 from escrowmq.replication.replica.validation import level_needed
 from escrowmq.replication.state.machine import LEVEL_MAX, Result, StateMachine
-from escrowmq.replication.state.topics import LEVEL_OF_IDS, Partition, Topic
+from escrowmq.replication.state.topics import Partition, Topic
 
 # ------------------------------------------------------------------ format levels
 # When a group moves to the next format level: once every replica can read what may follow.
@@ -43,9 +42,7 @@ from escrowmq.replication.state.topics import LEVEL_OF_IDS, Partition, Topic
 # does not answer, or does not know the question, counts as running older software. The change is
 # irreversible.
 #
-# From the level of topic ids on group 0 goes last: it assigns them, so an id proves that every other group
-# takes it. Otherwise a producer that had heard of a new topic's id would leave it out where the group did
-# not know ids yet, and its messages would be stored in an older topic of that name that is still there.
+# Group 0 goes last, so what it answers at a level proves that every other group is at it, too.
 
 
 def next_level(
@@ -55,9 +52,8 @@ def next_level(
     of all groups; None where there was no answer. ``ahead``: see ``ahead_of``."""
     wanted = level + 1
     ready = [r is not None and r.known >= wanted and r.applied >= level for r in reports]
-    if wanted >= LEVEL_OF_IDS:
-        # All of them: one that has not applied it may still answer clients as a leader of the past.
-        ready += [r is not None and r.applied >= wanted for r in ahead]
+    # All of them: one that has not applied it may still answer clients as a leader of the past.
+    ready += [r is not None and r.applied >= wanted for r in ahead]
     return wanted if ready and all(ready) else None
 
 
@@ -70,16 +66,13 @@ def ahead_of(gid: int, found: Mapping[tuple[int, int], LevelReport | None]) -> S
 # ------------------------------------------------------------------ the group's time
 # The time that a leader writes into entries: never behind its entries, and never standing still.
 #
-# From format level 9 on it is that of the group's clocks (raft/replicator.py), whichever replica leads.
-# Below, replicas do not tell their clocks, and it is that of the leader's own.
+# It is that of the group's clocks (raft/replicator.py), whichever replica leads.
 #
 # A leader may find that its time is far behind the last entry, since clocks were far ahead before. Then
 # time continues from that entry, at half speed until the clocks have caught up: if it stood still, nothing
 # would come due for as long as they were wrong. So it does while too few of the clocks are known.
 
 
-#: From this format level on replicas tell their clocks.
-LEVEL_OF_CLOCKS: Final = 9
 #: More than this does not pass between two looks: a clock has jumped.
 PASSES_MS: Final = 1_000
 
@@ -108,7 +101,7 @@ class GroupTime:
         """The time when this machine's wall clock says ``own_ms``. Of a follower it is that clock's, for
         whoever looks; nothing of it is kept for its own leadership."""
         clocks = self.clocks
-        if clocks is None or self._state.level < LEVEL_OF_CLOCKS:
+        if clocks is None:
             return self._go_on(own_ms, own_ms)
         if not clocks.leading:
             self.of_the_group = False
@@ -347,10 +340,6 @@ class Replica:
         clock moves it."""
         return int(self._monotonic() * 1000)
 
-    def told_ms(self, now_ms: int) -> int | None:
-        """What this replica tells leaders of its wall clock; None: they may not know such messages yet."""
-        return now_ms if self.state.level >= LEVEL_OF_CLOCKS else None
-
     def confirm(self, done: Callable[[bool], None]) -> None:
         """See ``ReadIndex.ask``; at once if this replica does not lead."""
         assert self._raft is not None
@@ -516,7 +505,7 @@ class Replica:
             self._rolling_back -= 1
 
         for app, newest in found.items():
-            frame = build.rollback_under(app, list(newest), by, list(newest.values()))
+            frame = build.rollback(app, list(newest), by, newest_index=list(newest.values()))
             self._rolling_back += self.admission.offer(Submission(frame, decode_ops(frame), answered))
 
     def _submit_own(self, frame: bytes, partition: Partition) -> None:
@@ -535,7 +524,7 @@ class Replica:
         look = self._retention
         for frame in look.step(self.limits.slice_visits):
             ops = decode_ops(frame)
-            name = ops[0].meta[0]
+            name = ops[0].meta.topic
             self.admission.offer(AboutTopics(frame, ops, {name: self.state.topics.topics[name]}))
         if look.done:
             self._retention = None

@@ -21,13 +21,8 @@ from escrowmq.replication.errors import OffsetGone
 from escrowmq.replication.format import share_ops as build
 from escrowmq.replication.format.codec import Op
 from escrowmq.replication.format.forwarded import DONE, Origin, decode_row, history, with_headers
-from escrowmq.replication.format.internal_topics import (
-    SHARE,
-    dead_topic,
-    is_internal,
-    owner_of,
-    replies_topic,
-)
+from escrowmq.replication.format.internal_topics import dead_topic, is_internal, owner_of, replies_topic
+from escrowmq.replication.format.settings import SHARE
 from escrowmq.replication.model import ResultCode
 from escrowmq.replication.replica.copies import Copy, Failures, Rows
 from escrowmq.replication.replica.entry_writing import EntryWriter, Finishing, Submission, TopicsUnderWay
@@ -42,7 +37,7 @@ from escrowmq.replication.state.shares import (
     Key,
     Pair,
 )
-from escrowmq.replication.state.topics import Partition
+from escrowmq.replication.state.topics import Partition, is_another
 
 # ------------------------------------------------------------------ origins of dead letters
 # Which messages are among a group's dead letters: a message dies once, however many copies of it fail.
@@ -193,10 +188,7 @@ class ShareAdmission:
         if not isinstance(partition, Partition):
             submission.results[number] = partition
             return
-        if type(op.meta[3]) is str:
-            self._ack_with_replies(writer, submission, number, partition)
-            return
-        group, ranges = op.meta[0], op.meta[3]
+        group, ranges = op.meta.group, op.meta.ranges
         if (refusal := self._refusal_of_more(group, partition, begins=not ranges)) is not None:
             submission.results[number] = refusal
             return
@@ -220,11 +212,15 @@ class ShareAdmission:
             return [int(ResultCode.TOO_MANY_SHARES), RANGES_LAST]
         return None
 
-    def _ack_with_replies(
-        self, writer: EntryWriter, submission: Submission, number: int, partition: Partition
-    ) -> None:
+    def reply(self, writer: EntryWriter, submission: Submission, number: int) -> None:
+        """SHARE_REPLY."""
         op = submission.units[number].ops[0]
-        group, _, _, app, offsets, sizes, _ = op.meta
+        partition = self._partition(op)
+        if not isinstance(partition, Partition):
+            submission.results[number] = partition
+            return
+        meta: build.ShareReply = op.meta
+        group, app, offsets = meta.group, meta.app, meta.offsets
         pair, target = self._state.shares.get(group, partition), self._here(replies_topic(app))
         problem: Result | None
         if pair is None:
@@ -239,7 +235,7 @@ class ShareAdmission:
             submission.results[number] = problem
             return
         rows, newly, pos = list[bytes](), list[int](), op.body_pos
-        for offset, size in zip(offsets, sizes, strict=True):
+        for offset, size in zip(offsets, meta.sizes, strict=True):
             if not self._is_settled((group, partition.slot), pair, offset):
                 row = bytes(submission.view[pos : pos + size])
                 headers = self._failures.headers_of_reply(group, partition, offset, DONE)
@@ -256,32 +252,34 @@ class ShareAdmission:
     def nack(self, writer: EntryWriter, submission: Submission, number: int) -> None:
         """NACK."""
         op = submission.units[number].ops[0]
-        group, topic, _, offsets, delays_ms, reasons, member, by, stream, _ = op.meta  # stream: which attempt
+        meta: build.Nack = op.meta
+        group, by, attempt = meta.group, meta.by, meta.attempt
         partition = self._partition(op)
         pair = self._state.shares.get(group, partition) if isinstance(partition, Partition) else None
         if not isinstance(partition, Partition):
             submission.results[number] = partition
             return
-        if pair is None and not stream:
+        if pair is None and not attempt:
             submission.results[number] = [int(ResultCode.UNKNOWN_SHARE)]
             return
-        redrives = topic == dead_topic(group)
-        final = _FINAL if redrives and self._state.level >= build.LEVEL_OF_LETTERS else _OK
+        redrives = meta.topic == dead_topic(group)
+        final = _FINAL if redrives else _OK
         problems, newly = list[list[Any]](), list[int]()
+        each = zip(meta.offsets, meta.delays_ms, meta.reasons, strict=True)
         targets: dict[Partition, list[tuple[int, bytes]]] = {}
-        for place, (offset, delay_ms, reason) in enumerate(zip(offsets, delays_ms, reasons, strict=True)):
-            found = self._refusal_of_nack(group, partition, None if stream else pair, member, offset)
+        for place, (offset, delay_ms, reason) in enumerate(each):
+            found = self._refusal_of_nack(group, partition, None if attempt else pair, meta.member, offset)
             found = final if found is _OK else found
             if found is None:
                 try:
                     about = group, partition, offset, delay_ms, reason, by, writer.now_ms
-                    copies = self._failures.copies(*about, attempt=stream, redrives=redrives)
+                    copies = self._failures.copies(*about, attempt=attempt, redrives=redrives)
                     # Of a repeated death nothing is written or counted, and no second "failed" is told: what
                     # the first one wrote is in this log before whatever this request gets as its answer.
                     if not self._is_dead(group, copies):
                         found = self._admit(writer, copies, targets)
                 except OffsetGone:  # retention has overtaken it
-                    found = final if not stream else out_of_range(partition)
+                    found = final if not attempt else out_of_range(partition)
                 else:
                     newly += [offset] if found is None else []
             if found is not None and found[0] != ResultCode.OK:
@@ -289,7 +287,7 @@ class ShareAdmission:
         self._forward(writer, targets)
         answer = [int(ResultCode.PARTIAL), problems] if problems else _OK
         audited = f"{build.REDRIVEN} {by}" if redrives else ""
-        self._finish(writer, submission, number, partition, [] if stream else newly, answer, audited)
+        self._finish(writer, submission, number, partition, [] if attempt else newly, answer, audited)
 
     def _refusal_of_nack(
         self, group: str, partition: Partition, pair: Pair | None, member: str, offset: int
@@ -394,7 +392,8 @@ class ShareAdmission:
     def settings(self, writer: EntryWriter, submission: Submission, number: int) -> None:
         """GROUP_SETTINGS."""
         unit, groups = submission.units[number], self._state.shares.groups
-        if unit.ops[0].meta[1] and len(groups) >= GROUPS_MAX and unit.ops[0].meta[0] not in groups:
+        meta: build.GroupSettingsOp = unit.ops[0].meta
+        if meta.settings and len(groups) >= GROUPS_MAX and meta.group not in groups:
             submission.results[number] = [int(ResultCode.TOO_MANY_SHARES), GROUPS_MAX]
         else:
             writer.verbatim(submission, number, unit)
@@ -402,12 +401,13 @@ class ShareAdmission:
     def deletion(self, writer: EntryWriter, submission: Submission, number: int) -> None:
         """DELETE_GROUP."""
         unit = submission.units[number]
-        if members := self.members(unit.ops[0].meta[0]):
+        group: str = unit.ops[0].meta.group
+        if members := self.members(group):
             submission.results[number] = [int(ResultCode.LEASE_LOST), members]
         else:
             writer.verbatim(submission, number, unit)
-            self._deleting[unit.ops[0].meta[0]] += 1
-            self._finishing(writer).deleted.append(unit.ops[0].meta[0])
+            self._deleting[group] += 1
+            self._finishing(writer).deleted.append(group)
 
     def is_deleting(self, group: str) -> bool:
         """Whether the group's deletion is under way. Nobody had its messages then, and nobody must get any
@@ -422,12 +422,12 @@ class ShareAdmission:
 
     def _partition(self, op: Op) -> Partition | Result:
         """The partition that an operation names, or why there is none."""
-        partition = self._state.topics.find(op.meta[1], op.meta[2])
+        partition = self._state.topics.find(op.meta.topic, op.meta.partition)
         if not isinstance(partition, Partition):
             return [int(partition)]
         if partition.slot in self._topics.deleting:
             return [int(ResultCode.UNKNOWN_TOPIC)]
-        if partition.topic_id != op.meta[-1]:
+        if is_another(partition.topic_id, op.meta.topic_id):
             return [int(ResultCode.OTHER_TOPIC), partition.topic_id]
         return partition
 
@@ -466,7 +466,7 @@ class ShareAdmission:
         """These become final, and then the answer is given."""
         submission.results[number] = answer
         if offsets:
-            group, ranges = submission.units[number].ops[0].meta[0], ranges_of(offsets)
+            group, ranges = submission.units[number].ops[0].meta.group, ranges_of(offsets)
             self._note(writer, group, partition, ranges)
             self._finishing(writer).answers.append((submission, number, answer))
             frame = build.share_ack(

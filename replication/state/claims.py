@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from escrowmq.replication.format.timer_ops import UNNUMBERED, claimed_epoch, first_epoch
+from escrowmq.replication.format.ops import UNNUMBERED, ClaimOp, claimed_epoch, first_epoch
 from escrowmq.replication.model import ResultCode, TransactionState
 from escrowmq.replication.state.transactions import TransactionTable
 
@@ -149,10 +149,10 @@ class Claims:
         alone = self.overtaken.of.items()
         return [*self.open.items(), *((key, (*under, UNNUMBERED, b"")) for key, under in alone)]
 
-    def claim(self, meta: tuple[str, int, str], now_ms: int) -> list[object]:
-        """The result of a CLAIM ``[name, epoch, claimant]``. It takes the name only with a higher epoch than
+    def claim(self, claim: ClaimOp, now_ms: int) -> list[object]:
+        """The result of a CLAIM. It takes the name only with a higher epoch than
         the last one had: so of two claimants one gets it, and a late copy of a CLAIM changes nothing."""
-        name, epoch, claimant = meta
+        name, epoch, claimant = claim.name, claim.epoch, claim.claimant
         known = self.by_name.pop(name, None)
         if known is None:
             if not self._make_room(now_ms):

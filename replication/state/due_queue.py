@@ -92,8 +92,6 @@ CHUNK = 1_000
 TIDY_IDS = 20_000
 #: Dead ids that are tolerated: 5 MB.
 TIDY_SLACK = 50_000
-#: Due transactions with an owner that one ``lock`` skips at most: half a millisecond.
-OWNED_PASSED = 1_000
 #: How many removed buckets may still be in the heap of bucket numbers.
 GONE_BUCKETS = 1_000
 
@@ -306,24 +304,14 @@ class DueQueue:
         return lease is not None and lease[1] > now_ms
 
     def lock(
-        self,
-        app: str,
-        topic: str,
-        limit: int,
-        owner: str,
-        lease_ms: int,
-        now_ms: int,
-        *,
-        owned: bool = True,
+        self, app: str, topic: str, limit: int, owner: str, lease_ms: int, now_ms: int
     ) -> list[tuple[str, OpenTx]]:
         """Lease up to ``limit`` due transactions to ``owner``; no other caller gets them until the lease
-        ends. If not ``owned``, transactions whose producer is known stay in the queue, still due. At most
-        OWNED_PASSED of them are skipped, and then move to the end, so that the next call gets further."""
+        ends."""
         queue = self._due.get((app, topic))
         opened = self._table.look(app).open
         taken: list[tuple[str, OpenTx]] = []
-        passed: list[str] = []
-        while queue and len(taken) < limit and len(passed) < OWNED_PASSED:
+        while queue and len(taken) < limit:
             tx_id = queue.popleft()
             self._queued -= 1
             record = opened.get(tx_id)
@@ -331,7 +319,7 @@ class DueQueue:
                 continue
             due_ms = self._due_ms(app, tx_id, record)
             if due_ms > now_ms + BUCKET_MS:
-                # The group's time may be behind that by which it came due: at the rise to format level 9.
+                # The group's time may be behind that by which it came due.
                 self.schedule(app, (tx_id,), due_ms)
                 continue
             if due_ms < 0:
@@ -339,17 +327,8 @@ class DueQueue:
             if self._leased(app, tx_id, now_ms):  # it is queued twice, or its lease ended by such a time
                 self.schedule(app, (tx_id,), self._leases[app, tx_id][1])
                 continue
-            if record.instance and not owned:
-                passed.append(tx_id)
-                continue
             self._leases[app, tx_id] = (owner, now_ms + lease_ms)
             taken.append((tx_id, record))
-        if passed and queue is not None:
-            if len(passed) < OWNED_PASSED:
-                queue.extendleft(reversed(passed))
-            else:
-                queue.extend(passed)
-            self._queued += len(passed)
         if not queue:
             self._due.pop((app, topic), None)
             self.news.remove((app, topic))

@@ -110,14 +110,12 @@ class DeletedGroups:
 # ------------------------------------------------------------------------------------------------------------
 # How often the message at a consumer group's place has failed: for groups that read a partition in order.
 #
-# An entry counts only while the place is the one that it was noted for. From format level 10 on it is
-# forgotten once the place is another one: a message that was done begins anew if its group is moved back to
-# it. Bounded: those noted longest ago are forgotten, and their messages begin again at the first attempt.
+# An entry counts only while the place is the one that it was noted for. It is forgotten once the place is
+# another one: a message that was done begins anew if its group is moved back to it. Bounded: those noted
+# longest ago are forgotten, and their messages begin again at the first attempt.
 
 #: Places with failed attempts that are kept.
 ATTEMPTS_KEPT = 100_000
-#: The format level from which on they are forgotten when the place moves on.
-LEVEL_OF_PASSING = 10
 #: Group, topic and partition.
 Key = tuple[str, str, int]
 
@@ -141,10 +139,8 @@ class Attempts(dict[Key, tuple[int, int]]):
         place, attempts = self.get((group, topic, partition), (-1, 0))
         return attempts if place == offset else 0
 
-    def passed(self, level: int, group: str, topic: str, flat: Sequence[int]) -> None:
+    def passed(self, group: str, topic: str, flat: Sequence[int]) -> None:
         """Places have moved; ``flat``: partition, next offset, and so on."""
-        if level < LEVEL_OF_PASSING:
-            return
         it = iter(flat)
         for partition, offset in zip(it, it, strict=True):
             place, _ = self.get((group, topic, partition), (offset, 0))

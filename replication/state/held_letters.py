@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from escrowmq.replication.format.codec import Op, OpType
+from escrowmq.replication.format.codec import Op
 from escrowmq.replication.format.internal_topics import dead_topic
-from escrowmq.replication.format.share_ops import DROPPED, REDRIVEN
+from escrowmq.replication.format.operation import OpType
+from escrowmq.replication.format.share_ops import DROPPED, REDRIVEN, PreLetters
 from escrowmq.replication.model import ResultCode
 from escrowmq.replication.state.held_offsets import TxKey
 from escrowmq.replication.state.shares import Key, Shares
-from escrowmq.replication.state.topics import Partition, TopicTable
+from escrowmq.replication.state.topics import Partition, TopicTable, is_another
 
 #: Remembers who has done something: who, the group, to what, and what it was.
 Audit = Callable[[str, str, str, str], None]
@@ -56,7 +57,7 @@ class HeldLetters:
         if not isinstance(partition, Partition):
             return [int(ResultCode.UNKNOWN_TOPIC), [topic]]
         where: list[Any] = [wanted.group, topic, wanted.partition]
-        if partition.topic_id != wanted.topic_id:
+        if is_another(partition.topic_id, wanted.topic_id):
             return [int(ResultCode.OFFSETS_MOVED), [wanted.group, topic, -1, -1]]
         if wanted.ranges[-1] >= partition.index.end:
             return [int(ResultCode.OUT_OF_RANGE), [partition.index.start, partition.index.end]]
@@ -114,7 +115,7 @@ class HeldLetters:
 
     def _partition(self, letters: Letters) -> Partition | None:
         found = self._topics.find(dead_topic(letters.group), letters.partition)
-        same = isinstance(found, Partition) and found.topic_id == letters.topic_id
+        same = isinstance(found, Partition) and not is_another(found.topic_id, letters.topic_id)
         return found if same and isinstance(found, Partition) else None
 
     def _let_go(self, key: TxKey, partition: Partition | None) -> None:
@@ -130,8 +131,8 @@ def letters_of(attached: Sequence[Op]) -> Letters | None:
     """The PRE_LETTERS behind a PREPARE: the last of its operations."""
     if not attached or attached[-1].type != OpType.PRE_LETTERS:  # nearly always
         return None
-    group, partition, ranges, topic_id, to, by = attached[-1].meta
-    return Letters(group, partition, tuple(ranges), topic_id, to, by)
+    meta: PreLetters = attached[-1].meta
+    return Letters(meta.group, meta.partition, tuple(meta.ranges), meta.topic_id, meta.to, meta.by)
 
 
 def _told(partition: Partition, ranges: Sequence[int], to: str, tx_id: str) -> str:

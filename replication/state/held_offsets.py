@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeAlias
 
-from escrowmq.replication.format.codec import Op, OpType
-from escrowmq.replication.format.internal_topics import SHARE
-from escrowmq.replication.format.ops import NONE_YET
+from escrowmq.replication.format.codec import Op
+from escrowmq.replication.format.operation import OpType
+from escrowmq.replication.format.ops import NONE_YET, PreOffsets
+from escrowmq.replication.format.settings import SHARE
 from escrowmq.replication.model import ResultCode
 from escrowmq.replication.state.group_offsets import GroupOffsets
 from escrowmq.replication.state.shares import Shares
-from escrowmq.replication.state.topics import TopicTable
+from escrowmq.replication.state.topics import TopicTable, is_another
 
 #: App and transaction.
 TxKey: TypeAlias = tuple[str, str]
@@ -43,21 +44,22 @@ class HeldOffsets:
 
     def refusal(self, attached: Sequence[Op]) -> list[object] | None:
         """Why a PREPARE with these operations behind it opens nothing, or None."""
-        for op in moving(attached):
-            if (problem := self._refusal(*op.meta)) is not None:
+        for moves in moving(attached):
+            if (problem := self._refusal(moves)) is not None:
                 return problem
         return None
 
-    def _refusal(self, group: str, topic: str, flat: Sequence[int], topic_id: int) -> list[object] | None:
+    def _refusal(self, moves: PreOffsets) -> list[object] | None:
+        group, topic = moves.group, moves.topic
         known = self._topics.topics.get(topic)
         if known is None:
             return [int(ResultCode.UNKNOWN_TOPIC), [topic]]
-        if known.info.topic_id != topic_id:
+        if is_another(known.info.topic_id, moves.topic_id):
             return [int(ResultCode.OFFSETS_MOVED), [group, topic, -1, NONE_YET]]
         if self._shares.groups and self._shares.settings(group).kind == SHARE:
             return [int(ResultCode.GROUP_KIND), [group, SHARE]]
         committed = self._offsets.get(group, {}).get(topic, {})
-        for partition, begin, _ in triples(flat):
+        for partition, begin, _ in triples(moves.moves):
             if partition >= known.info.partitions:
                 return [int(ResultCode.BAD_PARTITION), [topic, partition]]
             # First: what the holder commits may be where this work began.
@@ -81,8 +83,8 @@ class HeldOffsets:
 
     def opened(self, app: str, tx_id: str, attached: Sequence[Op]) -> None:
         """The transaction is open from now on."""
-        if ops := moving(attached):
-            self.hold((app, tx_id), [(op.meta[0], op.meta[1], tuple(op.meta[2])) for op in ops])
+        if parts := moving(attached):
+            self.hold((app, tx_id), [(part.group, part.topic, tuple(part.moves)) for part in parts])
 
     def hold(self, key: TxKey, held: list[Held]) -> None:
         """Also for a snapshot's. Raises ValueError if another one holds a place."""
@@ -130,11 +132,11 @@ class HeldOffsets:
             del self.holders[group]
 
 
-def moving(attached: Sequence[Op]) -> Sequence[Op]:
+def moving(attached: Sequence[Op]) -> Sequence[PreOffsets]:
     """The PRE_OFFSETS behind a PREPARE: the last ones of its operations."""
     if not attached or attached[-1].type != OpType.PRE_OFFSETS:  # nearly always
         return ()
-    return [op for op in attached if op.type == OpType.PRE_OFFSETS]
+    return [op.meta for op in attached if op.type == OpType.PRE_OFFSETS]
 
 
 def triples(flat: Sequence[int]) -> Iterator[tuple[int, int, int]]:

@@ -12,26 +12,42 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from escrowmq.replication.errors import UnknownVersion
-from escrowmq.replication.format.codec import (
-    LEVEL_OF_FENCES,
-    LEVEL_OF_TWINS,
-    NO_EXTRA,
+from escrowmq.replication.format.codec import Op, decode_command
+from escrowmq.replication.format.operation import OpType
+from escrowmq.replication.format.ops import (
     TWINS,
-    Op,
-    OpType,
+    Checked,
+    Commit,
+    DeleteGroup,
+    GroupOffsetsOp,
+    MessageOp,
+    Prepare,
     PrepareExtra,
-    decode_command,
+    RefMessage,
+    Rollback,
+    TxDone,
+    TxMessage,
 )
-from escrowmq.replication.format.internal_topics import SHARE, STREAM
-from escrowmq.replication.format.share_ops import ALTERED, ANY_NUMBER, DELETED, EARLIEST, LATEST
+from escrowmq.replication.format.settings import SHARE, STREAM, Settings
+from escrowmq.replication.format.share_ops import (
+    ALTERED,
+    ANY_NUMBER,
+    DELETED,
+    EARLIEST,
+    LATEST,
+    Forward,
+    GroupSettingsOp,
+    Places,
+    ShareAck,
+)
 from escrowmq.replication.metrics import Counts
-from escrowmq.replication.model import ResultCode
+from escrowmq.replication.model import NO_ID, ResultCode
 from escrowmq.replication.state.claims import Claims
 from escrowmq.replication.state.decided import ACROSS_MAX
-from escrowmq.replication.state.dedup import SEQUENCES_KEPT, ProducerMemory, Settings
+from escrowmq.replication.state.dedup import SEQUENCES_KEPT, ProducerMemory
 from escrowmq.replication.state.due_queue import DueQueue, next_due_ms
 from escrowmq.replication.state.group_offsets import Attempts, DeletedGroups, GroupOffsets
 from escrowmq.replication.state.held_letters import HeldLetters
@@ -41,7 +57,7 @@ from escrowmq.replication.state.shares import Group, Shares
 from escrowmq.replication.state.timer_operations import TimerOperations
 from escrowmq.replication.state.timers import TimedRows, Timers
 from escrowmq.replication.state.topic_operations import TopicOperations
-from escrowmq.replication.state.topics import Partition, TopicTable
+from escrowmq.replication.state.topics import Partition, TopicTable, is_another
 from escrowmq.replication.state.transactions import (
     COMMITTED,
     ROLLED_BACK,
@@ -96,7 +112,10 @@ class GroupOperations:
 
     def offsets(self, index: int, op: Op) -> Result:
         """GROUP_OFFSETS."""
-        group, topic, flat = op.meta
+        meta: GroupOffsetsOp = op.meta
+        return self._move(meta.group, meta.topic, meta.offsets)
+
+    def _move(self, group: str, topic: str, flat: Sequence[int]) -> Result:
         if topic not in self._topics.topics:
             return [int(ResultCode.UNKNOWN_TOPIC), [topic]]
         if self._shares.groups and self._shares.settings(group).kind == SHARE:
@@ -110,30 +129,31 @@ class GroupOperations:
 
     def places(self, index: int, op: Op) -> Result:
         """PLACES."""
-        group, topic, flat = op.meta
-        offsets = [n for at, n in enumerate(flat) if at % 3 < 2]
-        result = self.offsets(index, op._replace(meta=(group, topic, offsets)))
+        meta: Places = op.meta
+        result = self._move(meta.group, meta.topic, [n for at, n in enumerate(meta.places) if at % 3 < 2])
         if result == [0]:
-            self._attempts.note(group, topic, flat)
+            self._attempts.note(meta.group, meta.topic, meta.places)
         return result
 
     def delete(self, index: int, op: Op) -> Result:
         """DELETE_GROUP. Topics of the group are deleted like others."""
-        group, generation, *who = op.meta
+        meta: DeleteGroup = op.meta
+        group = meta.group
         for topic, held in self._held.holders.get(group, {}).items():
             return [int(ResultCode.OFFSETS_PENDING), [group, topic, min(held)]]
-        self._deleted.add(group, generation)
+        self._deleted.add(group, meta.generation)
         self._attempts.drop_group(group)
         known = self._shares.drop_group(group)
         if not (self._group_offsets.drop_group(group) or known):
             return [int(ResultCode.DUPLICATE)]
-        for by in who:
-            self._audit(by, group, "", DELETED)
+        if meta.by:
+            self._audit(meta.by, group, "", DELETED)
         return [0]
 
     def settings(self, index: int, op: Op) -> Result:
         """GROUP_SETTINGS. Raises UnknownVersion for a setting that this software does not know."""
-        group, values, number, *who = op.meta
+        meta: GroupSettingsOp = op.meta
+        group, values, number = meta.group, meta.settings, meta.number
         known = self._shares.groups.get(group, Group())
         settings = known.settings.changed(values)
         code = ResultCode.OK
@@ -147,9 +167,9 @@ class GroupOperations:
             if self._topics.gid == 0:
                 number = index
             known = self._shares.groups[group] = Group(settings, max(number, known.number))
-            for by in who:
+            if meta.by:
                 changed = ", ".join(f"{name}={value}" for name, value in sorted(values.items()))
-                self._audit(by, group, changed, ALTERED)
+                self._audit(meta.by, group, changed, ALTERED)
         return [int(code), [known.settings.values(), known.number]]
 
     def _refusal(self, known: Group, number: int) -> ResultCode:
@@ -159,19 +179,14 @@ class GroupOperations:
             return ResultCode.OK if number == known.number else ResultCode.RETRY
         return ResultCode.OK if number > known.number else ResultCode.DUPLICATE
 
-    def refused(self, index: int, op: Op) -> Result:
-        """NACK, and SHARE_ACK version 2: a leader that follows its rules rewrites them."""
-        return [int(ResultCode.MALFORMED), "only clients send it"]
-
     def ack(self, index: int, op: Op) -> Result:
-        """SHARE_ACK version 1."""
-        if type(op.meta[3]) is str:
-            return self.refused(index, op)
-        group, topic, number, ranges, create, topic_id = op.meta
-        partition = self._topics.find(topic, number)
+        """SHARE_ACK."""
+        meta: ShareAck = op.meta
+        group, ranges, create = meta.group, meta.ranges, meta.create
+        partition = self._topics.find(meta.topic, meta.partition)
         if not isinstance(partition, Partition):
             return [int(partition)]
-        if partition.topic_id != topic_id:
+        if is_another(partition.topic_id, meta.topic_id):
             return [int(ResultCode.OTHER_TOPIC), partition.topic_id]
         if create in (EARLIEST, LATEST):
             return self._begin(group, partition, create)
@@ -181,7 +196,7 @@ class GroupOperations:
             return [int(ResultCode.UNKNOWN_SHARE)]
         if create:
             outcome, _, by = create.partition(" ")
-            self._audit(by, group, f"{topic}/{number}@{ranges[0]}-{ranges[-1]}", outcome)
+            self._audit(by, group, f"{meta.topic}/{meta.partition}@{ranges[0]}-{ranges[-1]}", outcome)
         return [0]
 
     def _begin(self, group: str, partition: Partition, create: str) -> Result:
@@ -199,14 +214,14 @@ class GroupOperations:
 
     def forward(self, index: int, now_ms: int, op: Op) -> None:
         """FORWARD: readable at once, or a timer."""
-        topic, number, times, sizes = op.meta
-        partition = self._topics.find(topic, number)
+        meta: Forward = op.meta
+        partition = self._topics.find(meta.topic, meta.partition)
         if not isinstance(partition, Partition):
             return  # a leader that follows its rules never writes it
         slot, pos, earliest = partition.slot, op.body_pos, self._timers.earliest_ms(now_ms)
         records: list[bytes] = []
         later = 0
-        for time_ms, size in zip(times, sizes, strict=True):
+        for time_ms, size in zip(meta.times, meta.sizes, strict=True):
             if time_ms:
                 records.append(_record(max(time_ms, earliest), slot, index, pos, index, pos, size))
                 later += size
@@ -223,15 +238,6 @@ class GroupOperations:
 
 #: What follows a PREPARE and is no message.
 _WITHOUT_MESSAGES = frozenset((OpType.PRE_OFFSETS, OpType.PRE_LETTERS))
-UNTRACKED = "a transaction over several broker groups needs a producer that knows format level 2: upgrade it"
-
-
-def untracked_branch(level: int, home_group: int, extra: PrepareExtra) -> list[object] | None:
-    """Why this PREPARE may not open a branch, or None. From level 3 on home tracks every branch: without a
-    home index its leader could not tell a late copy from a branch that is owed a decision."""
-    if level > 2 and home_group >= 0 and not extra.home_index:
-        return [int(ResultCode.MALFORMED), UNTRACKED]
-    return None
 
 
 def is_simple(home_group: int, extra: PrepareExtra, timed: Sequence[TimedRows]) -> bool:
@@ -241,22 +247,17 @@ def is_simple(home_group: int, extra: PrepareExtra, timed: Sequence[TimedRows]) 
     return alone and not timed and not extra.on_timeout
 
 
-def refusal_of_repeated(level: int, record: OpenTx, extra: PrepareExtra) -> list[object] | None:
-    """Why a PREPARE does not take over an open transaction, or None. It is a late copy, or may be one.
-
-    A PREPARE of version 1 does not tell when it was sent. From level 3 on it takes nothing from a known
-    owner: that owner may be running its local transaction, and would no longer be asked. One of another
-    fence is another database's transaction that happens to have the same id.
+def refusal_of_repeated(record: OpenTx, extra: PrepareExtra) -> list[object] | None:
+    """Why a PREPARE does not take over an open transaction, or None. It is a late copy, or may be one. One of
+    another fence is another database's transaction that happens to have the same id.
     """
-    if extra is NO_EXTRA:
-        return [int(ResultCode.TX_CONFLICT), "PREPARE"] if level > 2 and record.instance else None
     if extra.fence and record.fence and extra.fence != record.fence:
         return [int(ResultCode.TX_CONFLICT), "PREPARE"]
     return [int(ResultCode.STALE), None] if is_overtaken(record, extra) else None
 
 
 def is_overtaken(record: OpenTx, extra: PrepareExtra) -> bool:
-    """Whether a PREPARE of version 2 may have been sent before the one, by another instance, under which this
+    """Whether a PREPARE may have been sent before the one, by another instance, under which this
     transaction is open: its sender had heard of nothing later. A sender that is still alive sends it again
     with what it has heard since. (For a branch, no check asks the owner.)"""
     return (
@@ -275,15 +276,17 @@ def places(
         if pre.type in _WITHOUT_MESSAGES:
             continue
         meta = pre.meta
-        partition = topics.find(meta[0], meta[1])
+        partition = topics.find(meta.topic, meta.partition)
         if not isinstance(partition, Partition):
-            return found, timed, [int(partition), [meta[0], meta[1]]]
-        if len(meta) > 4 and meta[-1] != partition.topic_id:
-            return found, timed, [int(ResultCode.OTHER_TOPIC), [meta[0], meta[1], partition.topic_id]]
+            return found, timed, [int(partition), [meta.topic, meta.partition]]
+        if is_another(partition.topic_id, meta.topic_id):
+            where = [meta.topic, meta.partition, partition.topic_id]
+            return found, timed, [int(ResultCode.OTHER_TOPIC), where]
         if pre.type == OpType.PRE_SCHEDULED:
-            timed.append((partition.slot, pre.body_pos, *meta[2:6]))
+            columns = meta.txs, meta.sizes, meta.times, meta.ordinals
+            timed.append((partition.slot, pre.body_pos, *columns))
         else:
-            found.append((partition.slot, pre.body_pos, meta[2], meta[3]))
+            found.append((partition.slot, pre.body_pos, meta.txs, meta.sizes))
     return found, timed, None
 
 
@@ -291,27 +294,15 @@ def places(
 # Applies CHECKED: a check of open transactions was answered without a decision.
 
 
-class Checked(Protocol):
-    """What is needed of the state."""
-
-    level: int
-    now_ms: int
-    transactions: TransactionTable
-    topics: TopicTable
-    due: DueQueue
-
-
-def count_check(state: Checked, meta: Sequence[Any]) -> list[Any]:
-    """``meta``: app, ids, and in version 2 the reason to park them. From level 5 on the check's time is
-    kept."""
-    app, tx_ids = meta[:2]
-    reason = meta[2] if len(meta) > 2 else ""
+def count_check(state: StateMachine, checked: Checked) -> Result:
+    """The result of CHECKED."""
+    app, tx_ids, reason = checked.app, checked.tx_ids, checked.reason
     now_ms, due_queue, table = state.now_ms, state.due, state.transactions.look(app)
     for tx_id in tx_ids:
         record = table.open.get(tx_id)
         if record is None:
             continue  # settled meanwhile: nothing to count
-        record = record._replace(checked_ms=now_ms if state.level > 4 else 0)
+        record = record._replace(checked_ms=now_ms)
         if reason:
             table.open.replace(tx_id, record._replace(due_ms=-1, parked_for=reason))
             table.parked.add(tx_id)
@@ -358,7 +349,7 @@ class StableCuts:
     def cut(self, index: int, now_ms: int, op: Op) -> list[object]:
         """Apply CUT: a ``GroupCut``, or UNKNOWN_TOPIC with the names of topics that do not exist."""
         self.asked_ms = now_ms
-        names: Sequence[str] = op.meta[0]
+        names: Sequence[str] = op.meta.topics
         unknown = [name for name in names if name not in self._topics.topics]
         if unknown:
             return [int(ResultCode.UNKNOWN_TOPIC), unknown]
@@ -375,10 +366,15 @@ class StableCuts:
 Result = list[Any]
 OK: Result = [int(ResultCode.OK)]
 
+
+def _only_clients_send_it(index: int, op: Op) -> Result:
+    return [int(ResultCode.MALFORMED), "only clients send it"]
+
+
 #: Fewer transactions of one PREPARE get a record each: a block has no fewer objects.
 BLOCK_MIN = 2
 #: The highest format level whose log entries this software can read.
-LEVEL_MAX = 10
+LEVEL_MAX = 1
 
 
 class StateMachine:
@@ -386,7 +382,7 @@ class StateMachine:
 
     def __init__(self, gid: int, groups: int) -> None:
         self.gid, self.groups = gid, groups
-        #: Format level of the group: 1 until LEVEL is applied. Operations of a higher one are not admitted.
+        #: Format level of the group: it rises with LEVEL. Operations of a higher one are not admitted.
         self.level = 1
         self.settings = Settings()
         #: Whatever settled later than this is remembered; -1: everything is. A PREPARE whose client had heard
@@ -411,12 +407,12 @@ class StateMachine:
         self._pending_refs: list[tuple[int, int, int, int, int]] = []
         self.timers, self.shares, self.attempts = Timers(), Shares(), Attempts()
         self.claims = Claims()
-        self.held = HeldOffsets(self.topics, self.group_offsets, self.shares, self._passed)
+        self.held = HeldOffsets(self.topics, self.group_offsets, self.shares, self.attempts.passed)
         of_all = self.group_offsets, self.held, self.attempts, self.shares, self.timers
         around = lambda: self.settings, lambda *act: self.transactions.record_act(self.now_ms, *act)
         self.letters = HeldLetters(self.topics, self.shares, around[1])
         operations = TopicOperations(self.topics, self.producers, self.letters, *of_all)
-        of_groups = GroupOperations(self.topics, self.deleted_groups, *of_all, *around, self._passed)
+        of_groups = GroupOperations(self.topics, self.deleted_groups, *of_all, *around, self.attempts.passed)
         timed = TimerOperations(self.topics, self.producers, self.timers, self.cut, self.claims)
         self._handlers: dict[int, Callable[[int, Op], Result | None]] = {
             OpType.MESSAGE: self._message,
@@ -439,11 +435,12 @@ class StateMachine:
             OpType.DELETE_GROUP: of_groups.delete,
             OpType.FORWARD: lambda index, op: of_groups.forward(index, self.now_ms, op),
             OpType.SHARE_ACK: of_groups.ack,
-            OpType.NACK: of_groups.refused,
             OpType.GROUP_SETTINGS: of_groups.settings,
             OpType.PLACES: of_groups.places,
             **timed.handlers(lambda: self.now_ms, self._take_pending),
             OpType.CLAIM: lambda index, op: self.claims.claim(op.meta, self.now_ms),
+            # A leader that follows its rules writes what these mean, and never these.
+            **dict.fromkeys((OpType.CANCEL, OpType.NACK, OpType.SHARE_REPLY), _only_clients_send_it),
         }
 
     # -------------------------------------------------------------- entries
@@ -471,7 +468,7 @@ class StateMachine:
         while at < end:
             op = ops[at]
             if op.type == OpType.PREPARE:
-                attached = op.meta[8]
+                attached = op.meta.attached
                 results.append(self._prepare(index, op, ops[at + 1 : at + 1 + attached]))
                 at += attached
             else:
@@ -485,13 +482,12 @@ class StateMachine:
     # -------------------------------------------------------------- plain messages
 
     def _message(self, index: int, op: Op) -> Result:
-        meta = op.meta
-        columns = len(meta)
-        topic, number, producer, epoch, seq, count = meta if columns == 6 else meta[:6]
-        partition = self.topics.find(topic, number)
+        meta: MessageOp = op.meta
+        producer, epoch, seq, count = meta.producer, meta.epoch, meta.seq, meta.count
+        partition = self.topics.find(meta.topic, meta.partition)
         if not isinstance(partition, Partition):
             return [int(partition)]
-        if columns > 7 and meta[7] != partition.topic_id:
+        if meta.topic_id not in (NO_ID, partition.topic_id):
             return [int(ResultCode.OTHER_TOPIC), partition.topic_id]
         if (fenced := self.claims.fenced(producer, epoch, self.now_ms)) is not None:
             return fenced
@@ -504,7 +500,7 @@ class StateMachine:
         expected = 0
         recent: tuple[tuple[int, int, int], ...] = ()
         if known is None:
-            if seq == 0 and columns > 6 and producers.is_stale(meta[6]):
+            if seq == 0 and producers.is_stale(meta.heard_ms):
                 return [int(ResultCode.STALE), self.now_ms]
         elif epoch < known[0]:
             return [int(ResultCode.FENCED), known[0]]
@@ -517,15 +513,16 @@ class StateMachine:
             return [int(ResultCode.OUT_OF_SEQUENCE), expected]
         base = partition.index.append(index, op.body_pos, op.body_size, count, self.now_ms)
         now = (epoch, seq + 1, (*recent[1 - SEQUENCES_KEPT :], (seq, base, self.now_ms)))
-        if producers.set(key, now) and self.level > 2:
+        if producers.set(key, now):
             producers.note_turn(self.now_ms)
         return [0, [base, self.now_ms]]
 
     # -------------------------------------------------------------- prepare
 
     def _prepare(self, index: int, op: Op, attached: Sequence[Op]) -> Result:
-        app, topic, tx_ids, query_ids, timeout_ms, part, digests, home_group = op.meta[:8]
-        extra = op.meta[9] if len(op.meta) > 9 else NO_EXTRA
+        meta: Prepare = op.meta
+        app, topic, tx_ids, query_ids = meta.app, meta.topic, meta.tx_ids, meta.query_ids
+        part, digests, home_group, extra = meta.part, meta.digests, meta.home_group, meta.extra
         rows, timed, nowhere = places(self.topics, attached)
         if nowhere is not None:
             return nowhere
@@ -535,10 +532,10 @@ class StateMachine:
         if claim and (no := self.claims.refusal(app, tx_ids[0], claim, at_home, self.now_ms)) is not None:
             return no
         participants = tuple(extra.participants) if extra.participants else ()
-        refusal = self._refusal_of_new(home_group, extra, len(tx_ids)) or self.held.refusal(attached)
+        refusal = self._refusal_of_new(extra, len(tx_ids)) or self.held.refusal(attached)
         refusal = refusal or self.letters.refusal(attached)
         table = self.transactions.app(app)
-        now, timeout = self.now_ms, timeout_ms or known.info.transaction_timeout_ms
+        now, timeout = self.now_ms, meta.timeout_ms or known.info.transaction_timeout_ms
         if not part and refusal is None and len(tx_ids) >= BLOCK_MIN and is_simple(home_group, extra, timed):
             block = Block(index, topic, tx_ids, query_ids, digests, rows, now, timeout, extra)
             if table.knows_none(tx_ids) and table.open.add(block):
@@ -599,12 +596,9 @@ class StateMachine:
         self.due.schedule(app, tx_ids, like.due_ms)
         table.open.age()
 
-    def _refusal_of_new(self, home_group: int, extra: PrepareExtra, count: int) -> Result | None:
+    def _refusal_of_new(self, extra: PrepareExtra, count: int) -> Result | None:
         """Why this PREPARE may open nothing new, or None. Must be called before a table is looked up: it may
         forget ids, and with them whole apps, whose tables would then be detached."""
-        refusal = untracked_branch(self.level, home_group, extra)
-        if refusal is not None or extra is NO_EXTRA:
-            return refusal
         if extra.heard_ms <= self.forgotten_ms != -1:
             return [int(ResultCode.STALE), None]
         if extra.given:
@@ -633,8 +627,8 @@ class StateMachine:
         """A part that is not the first of a new transaction: next part, repetition, or conflict.
 
         Its sender becomes the transaction's owner, and this entry its newest PREPARE, so that a check
-        that began under an older one rolls nothing back. Not at level 1, whose snapshots hold neither. A
-        late copy of an earlier owner's PREPARE takes nothing from the present owner.
+        that began under an older one rolls nothing back. A late copy of an earlier owner's PREPARE takes
+        nothing from the present owner.
         """
         record = table.open.get(tx_id)
         if record is None:
@@ -644,25 +638,24 @@ class StateMachine:
             state = STATE_OF[mark & 3].value
             same = part > 0 or mark >> 2 == digest
             return [int(ResultCode.DUPLICATE if same else ResultCode.TX_CONFLICT), state]
-        if self.level > 1 and (problem := another(record, *home, tuple(extra.participants))) is not None:
+        if (problem := another(record, *home, tuple(extra.participants))) is not None:
             return problem
         again = part < len(record.digests)
         if part > len(record.digests) or (again and record.digests[part] != digest):
             return [int(ResultCode.TX_CONFLICT), "PREPARE"]
-        if self.level > 1:
-            if (problem := refusal_of_repeated(self.level, record, extra)) is not None:
-                return problem
-            newest = index
-            if self.level >= LEVEL_OF_TWINS and record.newest_index % TWINS == index:
-                # Both senders are told this index, so no rollback under it may pass.
-                newest = index + TWINS if again else record.newest_index
-            fence = extra.fence or record.fence
-            record = record._replace(newest_index=newest, instance=extra.instance, fence=fence)
+        if (problem := refusal_of_repeated(record, extra)) is not None:
+            return problem
+        newest = index
+        if record.newest_index % TWINS == index:
+            # Both senders are told this index, so no rollback under it may pass.
+            newest = index + TWINS if again else record.newest_index
+        fence = extra.fence or record.fence
+        record = record._replace(newest_index=newest, instance=extra.instance, fence=fence)
         if not again:
             record = record._replace(digests=(*record.digests, digest), refs=(*record.refs, *refs))
             if timers:
                 record = record._replace(timers=(*record.timers, *timers))
-        elif self.level > 1:
+        else:
             table.parked.discard(tx_id)
             record = self._restart_checks(app, tx_id, record)
             if part == 0:  # no other one says what follows
@@ -682,17 +675,17 @@ class StateMachine:
     # -------------------------------------------------------------- commit and rollback
 
     def _ref_message(self, index: int, op: Op) -> None:
-        topic, number, flat = op.meta
-        partition = self.topics.find(topic, number)
+        meta: RefMessage = op.meta
+        partition = self.topics.find(meta.topic, meta.partition)
         slot = partition.slot if isinstance(partition, Partition) else -1
-        it = iter(flat)
+        it = iter(meta.references)
         self._pending_refs.extend((slot, *ref) for ref in zip(it, it, it, it, strict=True))
 
     def _tx_message(self, index: int, op: Op) -> None:
-        topic, number, count = op.meta
-        partition = self.topics.find(topic, number)
+        meta: TxMessage = op.meta
+        partition = self.topics.find(meta.topic, meta.partition)
         slot = partition.slot if isinstance(partition, Partition) else -1
-        self._pending_refs.append((slot, index, op.body_pos, op.body_size, count))
+        self._pending_refs.append((slot, index, op.body_pos, op.body_size, meta.count))
 
     def _take_pending(self) -> list[tuple[int, int, int, int, int]]:
         refs, self._pending_refs = self._pending_refs, []
@@ -700,7 +693,8 @@ class StateMachine:
 
     def _commit(self, index: int, op: Op) -> Result:
         """All or nothing: every id is open (the leader ensured that), or the whole entry is refused."""
-        app, tx_ids, by = op.meta[:3]
+        meta: Commit = op.meta
+        app, tx_ids, by = meta.app, meta.tx_ids, meta.by
         table = self.transactions.look(app)
         refs, self._pending_refs = self._pending_refs, []
         result = self._settle(table, app, tx_ids, by, COMMITTED)
@@ -717,13 +711,13 @@ class StateMachine:
         return result
 
     def _rollback(self, index: int, op: Op) -> Result:
-        app, tx_ids, by = op.meta[:3]
-        table = self.transactions.look(app)
-        if len(op.meta) > 4:
-            return self._rollback_branches(table, op.meta)
-        if len(op.meta) > 3 and op.meta[3]:
-            return self._rollback_under(table, app, tx_ids, by, op.meta[3])
-        return self._settle(table, app, tx_ids, by, ROLLED_BACK)
+        meta: Rollback = op.meta
+        table = self.transactions.look(meta.app)
+        if meta.home_index:
+            return self._rollback_branches(table, meta)
+        if meta.newest_index:
+            return self._rollback_under(table, meta.app, meta.tx_ids, meta.by, meta.newest_index)
+        return self._settle(table, meta.app, meta.tx_ids, meta.by, ROLLED_BACK)
 
     def _rollback_under(
         self, table: AppTransactions, app: str, tx_ids: Sequence[str], by: str, newest: Sequence[int]
@@ -738,20 +732,22 @@ class StateMachine:
             self._settle(table, app, still, by, ROLLED_BACK)
         return [int(ResultCode.PARTIAL), refused_ids(table, tx_ids, ROLLED_BACK)]
 
-    def _rollback_branches(
-        self,
-        table: AppTransactions,
-        meta: tuple[str, Sequence[str], str, Sequence[int], Sequence[int], int],
-    ) -> Result:
+    def _rollback_branches(self, table: AppTransactions, meta: Rollback) -> Result:
         """Home's rollback. Under another home index, or that of another home, an id is another
         transaction, which stays as it is; so does one that was prepared again, if that is a condition.
 
         An id that is neither open nor remembered here is remembered as rolled back from now on (the leader
         leaves out ids that need not be), so that a PREPARE that is still under way does not open it.
         """
-        app, tx_ids, by, newest, home_index, home_group = meta
+        app, tx_ids, by, newest, home_group = (
+            meta.app,
+            meta.tx_ids,
+            meta.by,
+            meta.newest_index,
+            meta.home_group,
+        )
         still, unknown = [], []
-        for place, (tx_id, index) in enumerate(zip(tx_ids, home_index, strict=True)):
+        for place, (tx_id, index) in enumerate(zip(tx_ids, meta.home_index, strict=True)):
             record = table.open.get(tx_id)
             if record is not None:
                 as_newest = not newest or record.newest_index == newest[place]
@@ -767,7 +763,8 @@ class StateMachine:
         return [int(ResultCode.PARTIAL), problems] if problems else OK
 
     def _done(self, index: int, op: Op) -> Result:
-        if self.transactions.done(self.now_ms, *op.meta):
+        meta: TxDone = op.meta
+        if self.transactions.done(self.now_ms, meta.app, meta.tx_ids, meta.home_indexes, meta.group):
             self._note_turn()
         return OK
 
@@ -778,10 +775,9 @@ class StateMachine:
         if runs is None:
             # A leader that follows its rules never writes this; if one did, none of it takes effect.
             return [int(ResultCode.PARTIAL), refused_ids(table, tx_ids, outcome)]
-        if outcome == COMMITTED and self.level >= LEVEL_OF_FENCES:
+        if outcome == COMMITTED:
             self.timers.forget_cancelled(app, runs)
-        told = by if self.level > 4 else None
-        if self.transactions.settle(self.now_ms, table, app, tx_ids, runs, outcome, told):
+        if self.transactions.settle(self.now_ms, table, app, tx_ids, runs, outcome, by):
             self._note_turn()
         if self.claims.any_open:
             self.claims.settled(app, tx_ids, outcome == COMMITTED)
@@ -797,25 +793,20 @@ class StateMachine:
         return OK
 
     def _note_turn(self) -> None:
-        """What settled up to the previous turn is now forgotten. Not kept at level 1: its PREPAREs
-        do not say what was heard, and its snapshots do not hold it."""
-        if self.level > 1:
-            self.forgotten_ms, self.turned_ms = self.turned_ms, self.now_ms
+        """What settled up to the previous turn is now forgotten."""
+        self.forgotten_ms, self.turned_ms = self.turned_ms, self.now_ms
 
     # -------------------------------------------------------------- the rest
 
-    def _passed(self, *moved: Any) -> None:
-        self.attempts.passed(self.level, *moved)
-
     def _raise_level(self, index: int, op: Op) -> Result:
-        (level,) = op.meta
+        level: int = op.meta.level
         if level > LEVEL_MAX:
             raise UnknownVersion(f"format level {level}; this software knows up to {LEVEL_MAX}: upgrade it")
         self.level = max(self.level, level)
         return [0, self.level]
 
     def _settings(self, index: int, op: Op) -> Result:
-        self.set_settings(self.settings.changed(op.meta[0]))
+        self.set_settings(self.settings.changed(op.meta.values))
         self.group_offsets.keep(self.settings.groups_kept, self.held.holders)
         return [0, self.settings.values()]
 
@@ -826,7 +817,7 @@ class StateMachine:
         self.producers.generation = settings.producers_generation
 
     def _retain(self, index: int, op: Op) -> Result:
-        (first,) = op.meta
+        first: int = op.meta.first_index
         oldest = self.transactions.oldest_index()
         waiting = self.timers.counts.oldest_index()
         bound = min(first, index, index if oldest is None else oldest, index if waiting is None else waiting)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice, repeat, takewhile
 from typing import Any, ClassVar, NamedTuple, overload
 
-from escrowmq.replication.format.codec import PrepareExtra
+from escrowmq.replication.format.ops import PrepareExtra
 
 #: Numbers of each message in ``OpenTx.timers``.
 TIMER_FIELDS = 6
@@ -23,13 +23,11 @@ class OpenTx(NamedTuple):
 
     ``log_index``: that of its PREPARE; ``due_ms``: time of the next check, -1 when parked;
     ``digests``: one CRC32C per part. ``newest_index``: that of its newest PREPARE, including repeated
-    ones (and ``TWINS`` if that entry held two), and ``instance``: the sender of that one
-    (kept from level 2 on; "": not known). ``home_index`` -1:
-    not a branch, or not told. ``parked_for``: why a check parked it; "": none did, or it used up
-    its checks. ``checked_ms``: when a check was last answered without a decision (kept from level 5 on; 0:
-    never). ``timers``: the messages that it has scheduled, flat: slot, log index, position, bytes, time,
-    ordinal, and so on (kept from level 8 on). ``fence``: see ``PrepareExtra`` (kept from level 10 on). So is
-    the rest.
+    ones (and ``TWINS`` if that entry held two), and ``instance``: the sender of that one ("": not told).
+    ``home_index`` -1: not a branch. ``parked_for``: why a check parked it; "": none did, or it used up its
+    checks. ``checked_ms``: when a check was last answered without a decision (0: never). ``timers``: the
+    messages that it has scheduled, flat: slot, log index, position, bytes, time, ordinal, and so on.
+    ``fence``: see ``PrepareExtra``. So is the rest.
     """
 
     log_index: int

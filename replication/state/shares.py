@@ -15,7 +15,8 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from escrowmq.replication.format.internal_topics import DEFAULTS, GroupSettings, is_internal
+from escrowmq.replication.format.internal_topics import is_internal
+from escrowmq.replication.format.settings import DEFAULTS, GroupSettings
 from escrowmq.replication.state.index import PartitionIndex
 from escrowmq.replication.state.topics import Partition
 

@@ -6,10 +6,6 @@ only every 5 ms, and a commit needs the lock many times in the other threads. Ru
 separate run files, one per interval, and are not written again; so do messages that wait for their time.
 
 File: magic and version, then chunks of u32 length, u32 CRC32C, msgpack; the last chunk is ``["end", n]``.
-
-A state of level 1 is written as version 1, so that replicas with older software can still install it; from
-level 2 on as version 2, with the level, the replicated settings, and the level's fields of open
-transactions.
 """
 
 from __future__ import annotations
@@ -25,10 +21,9 @@ from google_crc32c import extend
 from google_crc32c import value as crc32c
 
 from escrowmq.replication.errors import CorruptLog, UnknownVersion
-from escrowmq.replication.format.codec import LEVEL_OF_FENCES, pack, unpack
-from escrowmq.replication.format.internal_topics import DEFAULTS, group_settings_problem
+from escrowmq.replication.format.codec import pack, unpack
 from escrowmq.replication.format.membership import decode_members
-from escrowmq.replication.format.timer_ops import LEVEL_OF_TIMERS
+from escrowmq.replication.format.settings import DEFAULTS, group_settings_problem
 from escrowmq.replication.model import BY_NAME, NO_ID, TopicInfo
 from escrowmq.replication.state.claims import Claim, Claimed, TxKey
 from escrowmq.replication.state.decided import Decided
@@ -49,16 +44,10 @@ from escrowmq.replication.timers.store import Frozen
 _MAGIC = b"EMQS"
 _VERSION = struct.Struct("<I")
 _HEAD_BYTES = len(_MAGIC) + _VERSION.size
-VERSION_MAX = 2
-#: Fields of an open transaction in version 1: the first ones.
-_FIELDS_1 = OpenTx._fields.index("newest_index")
-#: And the first ones below level 5.
-_FIELDS_2 = OpenTx._fields.index("checked_ms")
-#: And below level 8.
-_FIELDS_5 = OpenTx._fields.index("timers")
-#: And below level 10.
-_FIELDS_8 = OpenTx._fields.index("fence")
-_DIGESTS, _REFS, _PARTICIPANTS = map(OpenTx._fields.index, ("digests", "refs", "participants"))
+VERSION = 1
+#: Fields of an open transaction that are lists in the file.
+_LISTS = tuple(map(OpenTx._fields.index, ("digests", "refs", "participants", "timers")))
+_FENCE = OpenTx._fields.index("fence")
 _CHUNK = struct.Struct("<II")
 ITEMS_PER_CHUNK = 2_000
 #: A settling has one transaction or many.
@@ -103,25 +92,10 @@ class Snapshot:
     unattended: list[TxKey]
     letters: list[tuple[TxKey, Letters]]
 
-    @property
-    def version(self) -> int:
-        """The file's version."""
-        return 2 if "level" in self.meta else 1
-
-    @property
-    def open_fields(self) -> int:
-        """How many fields of an open transaction it holds."""
-        level = self.meta.get("level", 1)
-        if level < 5:
-            return _FIELDS_1 if level < 2 else _FIELDS_2
-        if level < LEVEL_OF_TIMERS:
-            return _FIELDS_5
-        return _FIELDS_8 if level < LEVEL_OF_FENCES else len(OpenTx._fields)
-
 
 def encode(snapshot: Snapshot, rest: Callable[[], None] = lambda: None) -> Iterator[bytes]:
     """The file's parts. ``rest()`` is called in between."""
-    yield _MAGIC + _VERSION.pack(snapshot.version)
+    yield _MAGIC + _VERSION.pack(VERSION)
     count = 0
     for packed in _chunks(snapshot, rest):
         count += 1
@@ -139,12 +113,8 @@ def _chunks(snapshot: Snapshot, rest: Callable[[], None]) -> Iterator[bytes]:
 
 
 def _chunks_of_tables(snapshot: Snapshot) -> Iterator[list[Any]]:
-    known = snapshot.open_fields
     for app, opened in snapshot.open:
-        items: Iterable[tuple[str, tuple[Any, ...]]] = opened.items()
-        if known < len(OpenTx._fields):
-            items = ((tx_id, record[:known]) for tx_id, record in items)
-        yield from (["open", app, part] for part in _pieces(items))
+        yield from (["open", app, part] for part in _pieces(opened.items()))
     for app, age, settled in snapshot.settled:
         yield from (["settled", app, age, part] for part in _pieces(settled.items()))
     for app, age, given in snapshot.given:
@@ -160,7 +130,6 @@ def _chunks_of_tables(snapshot: Snapshot) -> Iterator[list[Any]]:
 
 
 def _chunks_of_groups(snapshot: Snapshot) -> Iterator[list[Any]]:
-    """Nothing below level 9."""
     for part in _pieces(snapshot.share_groups):
         yield ["share groups", [[name, group.number, group.settings.values()] for name, group in part]]
     rows, size = list[list[Any]](), 0
@@ -266,8 +235,8 @@ def decode(name: str, data: bytes | memoryview) -> Iterator[list[Any]]:
     if len(view) < _HEAD_BYTES or bytes(view[: len(_MAGIC)]) != _MAGIC:
         raise CorruptLog(f"{name}: not a snapshot")
     (version,) = _VERSION.unpack_from(view, len(_MAGIC))
-    if not 1 <= version <= VERSION_MAX:
-        raise UnknownVersion(f"{name}: snapshot version {version}; this software reads up to {VERSION_MAX}")
+    if version != VERSION:
+        raise UnknownVersion(f"{name}: snapshot version {version}; this software reads {VERSION}")
     at, count = _HEAD_BYTES, 0
     while True:
         if at + _CHUNK.size > len(view):
@@ -292,8 +261,8 @@ def verify(name: str, read: Callable[[int, int], bytes], size: int, piece_bytes:
     if len(head) < _HEAD_BYTES or head[: len(_MAGIC)] != _MAGIC:
         raise CorruptLog(f"{name}: not a snapshot")
     (version,) = _VERSION.unpack_from(head, len(_MAGIC))
-    if not 1 <= version <= VERSION_MAX:
-        raise UnknownVersion(f"{name}: snapshot version {version}; this software reads up to {VERSION_MAX}")
+    if version != VERSION:
+        raise UnknownVersion(f"{name}: snapshot version {version}; this software reads {VERSION}")
     at, told, count, last = _HEAD_BYTES, 0, 0, b""
     while at < size:
         fields = read(at, _CHUNK.size)
@@ -318,12 +287,12 @@ def verify(name: str, read: Callable[[int, int], bytes], size: int, piece_bytes:
 
 def named_files(meta: Mapping[str, Any]) -> list[str]:
     """The files that a snapshot needs, from its first chunk."""
-    return [name + "" for name in (*meta["run_files"], *meta.get("timer_files", ()))]
+    return [name + "" for name in (*meta["run_files"], *meta["timer_files"])]
 
 
 def timers_alive(meta: Mapping[str, Any]) -> int:
     """How many messages wait for their time, by a snapshot's first chunk, or by what will become it."""
-    _, counts = meta.get("timers", (b"", ()))
+    _, counts = meta["timers"]
     return counts.total if isinstance(counts, FrozenCounts) else sum(counts[2::4])
 
 
@@ -407,15 +376,9 @@ def _restore_groups(state: StateMachine, name: str, kind: str, rows: list[list[A
 
 
 def _open_record(fields: list[Any], fences: dict[bytes, bytes]) -> OpenTx:
-    fields[_DIGESTS], fields[_REFS] = tuple(fields[_DIGESTS]), tuple(fields[_REFS])
-    if len(fields) == _FIELDS_1:
-        fields.append(fields[0])  # newest_index: the only PREPARE that is known
-        return OpenTx(*fields)
-    fields[_PARTICIPANTS] = tuple(fields[_PARTICIPANTS])
-    if len(fields) > _FIELDS_5:
-        fields[_FIELDS_5] = tuple(fields[_FIELDS_5])
-    if len(fields) > _FIELDS_8:
-        fields[_FIELDS_8] = fences.setdefault(fence := fields[_FIELDS_8], fence)
+    for at in _LISTS:
+        fields[at] = tuple(fields[at])
+    fields[_FENCE] = fences.setdefault(fence := fields[_FENCE], fence)
     return OpenTx(*fields)
 
 
@@ -424,8 +387,8 @@ def _restore_meta(state: StateMachine, name: str, meta: dict[str, Any]) -> None:
         raise CorruptLog(f"{name}: snapshot of group {meta['gid']} of {meta['groups']}, not of this one")
     state.now_ms, state.first_index = meta["now_ms"], meta["first_index"]
     state.topics.next_slot = meta["next_slot"]
-    placed, ids = meta.get("first_groups", {}), meta.get("topic_ids", {})
-    state.topics.last_id = meta.get("last_topic_id", NO_ID)
+    placed, ids = meta["first_groups"], meta["topic_ids"]
+    state.topics.last_id = meta["last_topic_id"]
     for info, partitions in meta["topics"]:
         name_, topic_id = info["name"], ids.get(info["name"], NO_ID)
         known = TopicInfo(**info, first_group=placed.get(name_, BY_NAME), topic_id=topic_id)
@@ -434,42 +397,35 @@ def _restore_meta(state: StateMachine, name: str, meta: dict[str, Any]) -> None:
             partition = state.topics.partition(slot, name_, number, start, end, last, topic_id=topic_id)
             topic.partitions[number] = partition
         state.topics.topics[topic.info.name] = topic
-    if "altered" in meta:
-        state.topics.altered, numbers = meta["altered"]
-        for topic_name, number in numbers.items():
-            state.topics.topics[topic_name].altered = number
+    state.topics.altered, numbers = meta["altered"]
+    for topic_name, number in numbers.items():
+        state.topics.topics[topic_name].altered = number
     for group, topic_name, flat in meta["group_offsets"]:
         it = iter(flat)
         state.group_offsets.setdefault(group, {})[topic_name] = dict(zip(it, it, strict=True))
     state.transactions.audit = [tuple(item) for item in meta["audit"]]
-    if "deleted_groups" in meta:
-        state.deleted_groups.floor, generations = meta["deleted_groups"]
-        state.deleted_groups.generations.update(generations)
+    state.deleted_groups.floor, generations = meta["deleted_groups"]
+    state.deleted_groups.generations.update(generations)
     if "members" in meta:
         index, command = meta["members"]
         decode_members(command)  # refuse it here, not after the replica has started
         state.members = int(index), command
-    if "level" in meta:
-        if meta["level"] > LEVEL_MAX:
-            text = f"{name}: format level {meta['level']}; this software knows up to {LEVEL_MAX}: upgrade it"
-            raise NewerLevel(text)
-        if meta["level"] < 2 or not all(
-            type(value) is int and value >= 0 for value in meta["settings"].values()
-        ):
-            raise ValueError(f"level {meta['level']}, settings {meta['settings']}")
-        state.level = meta["level"]
-        state.forgotten_ms, state.turned_ms = meta["forgotten_ms"], meta["turned_ms"]
-        given = state.transactions.given
-        given.turned_ms, given.forgotten_ms, given.age_ms = meta["given"]
-        if "timers" in meta:
-            state.timers.restore(*meta["timers"])
-            state.timers.restore_cancelled(*meta["cancelled"])
-        if "producers" in meta:
-            state.producers.turned_ms, state.producers.forgotten_ms = meta["producers"]
-        try:
-            state.set_settings(state.settings.changed(meta["settings"]))
-        except UnknownVersion as error:
-            raise NewerLevel(f"{name}: {error}") from error
+    if meta["level"] > LEVEL_MAX:
+        text = f"{name}: format level {meta['level']}; this software knows up to {LEVEL_MAX}: upgrade it"
+        raise NewerLevel(text)
+    if meta["level"] < 1 or not all(type(value) is int and value >= 0 for value in meta["settings"].values()):
+        raise ValueError(f"level {meta['level']}, settings {meta['settings']}")
+    state.level = meta["level"]
+    state.forgotten_ms, state.turned_ms = meta["forgotten_ms"], meta["turned_ms"]
+    given = state.transactions.given
+    given.turned_ms, given.forgotten_ms, given.age_ms = meta["given"]
+    state.timers.restore(*meta["timers"])
+    state.timers.restore_cancelled(*meta["cancelled"])
+    state.producers.turned_ms, state.producers.forgotten_ms = meta["producers"]
+    try:
+        state.set_settings(state.settings.changed(meta["settings"]))
+    except UnknownVersion as error:
+        raise NewerLevel(f"{name}: {error}") from error
 
 
 def adopt_runs(state: StateMachine, tables: Iterable[tuple[int, Table]]) -> None:
@@ -594,6 +550,8 @@ def release_steps(state: StateMachine, snapshot: Snapshot) -> Iterator[None]:
 def _meta(state: StateMachine, run_files: Iterable[str]) -> dict[str, Any]:
     """The file's first chunk. Topics, their first groups and ids, and group offsets are large, so they are
     added when it is written."""
+    numbers = {name: topic.altered for name, topic in state.topics.topics.items() if topic.altered}
+    given, deleted = state.transactions.given, state.deleted_groups
     meta = {
         "gid": state.gid,
         "groups": state.groups,
@@ -604,26 +562,21 @@ def _meta(state: StateMachine, run_files: Iterable[str]) -> dict[str, Any]:
         "group_offsets": [],
         "audit": list(state.transactions.audit),
         "run_files": list(run_files),
+        "level": state.level,
+        "settings": state.settings.values(),
+        "forgotten_ms": state.forgotten_ms,
+        "turned_ms": state.turned_ms,
+        "given": [given.turned_ms, given.forgotten_ms, given.age_ms],
+        "producers": [state.producers.turned_ms, state.producers.forgotten_ms],
+        "altered": [state.topics.altered, numbers],
+        "first_groups": {},
+        "topic_ids": {},
+        "last_topic_id": state.topics.last_id,
+        "deleted_groups": [deleted.floor, dict(deleted.generations)],
+        "timers": [state.timers.released, state.timers.counts.freeze()],
+        "timer_files": [],
+        "cancelled": list(map(b"".join, state.timers.cancelled.copy())),
     }
-    if state.level > 1:
-        meta["level"], meta["settings"] = state.level, state.settings.values()
-        meta["forgotten_ms"], meta["turned_ms"] = state.forgotten_ms, state.turned_ms
-        given = state.transactions.given
-        meta["given"] = [given.turned_ms, given.forgotten_ms, given.age_ms]
-    if state.level > 2:
-        meta["producers"] = [state.producers.turned_ms, state.producers.forgotten_ms]
-        if state.topics.altered:
-            numbers = {name: topic.altered for name, topic in state.topics.topics.items() if topic.altered}
-            meta["altered"] = [state.topics.altered, numbers]
-    if state.level > 3:
-        meta["first_groups"] = {}
-    if state.level > 5:
-        meta["topic_ids"], meta["last_topic_id"] = {}, state.topics.last_id
-        deleted = state.deleted_groups
-        meta["deleted_groups"] = [deleted.floor, dict(deleted.generations)]
-    if state.level >= LEVEL_OF_TIMERS:
-        meta["timers"] = [state.timers.released, state.timers.counts.freeze()]
-        meta["cancelled"] = list(map(b"".join, state.timers.cancelled.copy()))
     if state.members is not None:
         meta["members"] = list(state.members)
     return meta

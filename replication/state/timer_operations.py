@@ -7,13 +7,15 @@ from itertools import groupby
 from threading import Lock
 from typing import Any
 
-from escrowmq.replication.format.codec import Op, OpType
-from escrowmq.replication.format.timer_ops import OF_DELAYED
+from escrowmq.replication.format.codec import Op
+from escrowmq.replication.format.operation import OpType
+from escrowmq.replication.format.ops import OF_DELAYED
+from escrowmq.replication.format.timer_ops import Cancelled, Release, Scheduled
 from escrowmq.replication.model import ResultCode
 from escrowmq.replication.state.claims import Claims
 from escrowmq.replication.state.dedup import SEQUENCES_KEPT, ProducerMemory
 from escrowmq.replication.state.timers import Timers
-from escrowmq.replication.state.topics import Partition, TopicTable
+from escrowmq.replication.state.topics import Partition, TopicTable, is_another
 from escrowmq.replication.timers.record import (
     KEY_BYTES,
     PLACE,
@@ -46,7 +48,7 @@ def carry(timers: Timers, slots: Container[int], index: int, now_ms: int, op: Op
     pos = op.body_pos
     moved: list[bytes] = []
     added: list[bytes] = []
-    for key, same in groupby(split(op.meta[0]), key_bytes):
+    for key, same in groupby(split(op.meta.records), key_bytes):
         copies = list(same)
         if key > timers.released and slot_of(key) in slots:
             added.append(tombstone(key, max(map(log_index_of, copies)) + 1, len(copies)))
@@ -89,17 +91,18 @@ class TimerOperations:
             OpType.SCHEDULED: lambda index, op: self.scheduled(index, now_ms(), op),
             OpType.TIMER: self.timer,
             OpType.CARRY: lambda index, op: carry(self._timers, self._topics.slots, index, now_ms(), op),
-            OpType.CANCEL: lambda index, op: self.cancel(index, now_ms(), op),
+            OpType.CANCELLED: lambda index, op: self.cancel(now_ms(), op),
             OpType.RELEASE: lambda index, op: self.release(now_ms(), op, references()),
         }
 
     def scheduled(self, index: int, now_ms: int, op: Op) -> Result:
         """SCHEDULED. Sequence numbers are those of MESSAGE (``StateMachine._message``)."""
-        topic, number, producer, epoch, seq, times, sizes, owner, ordinal, heard_ms, topic_id = op.meta
-        partition = self._topics.find(topic, number)
+        meta: Scheduled = op.meta
+        producer, epoch, seq, ordinal = meta.producer, meta.epoch, meta.seq, meta.first_ordinal
+        partition = self._topics.find(meta.topic, meta.partition)
         if not isinstance(partition, Partition):
             return [int(partition)]
-        if topic_id != partition.topic_id:
+        if is_another(partition.topic_id, meta.topic_id):
             return [int(ResultCode.OTHER_TOPIC), partition.topic_id]
         if (fenced := self._claims.fenced(producer.removesuffix(OF_DELAYED), epoch, now_ms)) is not None:
             return fenced
@@ -107,7 +110,7 @@ class TimerOperations:
         recent: tuple[tuple[int, int, int], ...] = ()
         if seq >= 0:
             known = self._producers.get(key)
-            if known is None and seq == 0 and self._producers.is_stale(heard_ms):
+            if known is None and seq == 0 and self._producers.is_stale(meta.heard_ms):
                 return [int(ResultCode.STALE), now_ms]
             if known is not None and epoch < known[0]:
                 return [int(ResultCode.FENCED), known[0]]
@@ -119,9 +122,9 @@ class TimerOperations:
                 return [int(ResultCode.OUT_OF_SEQUENCE), expected]
         slot, pos, earliest = partition.slot, op.body_pos, self._timers.earliest_ms(now_ms)
         records: list[bytes] = []
-        for time_ms, size in zip(times, sizes, strict=True):
+        for time_ms, size in zip(meta.times, meta.sizes, strict=True):
             due = time_ms if time_ms >= 0 else now_ms - time_ms
-            records.append(_record(max(due, earliest), slot, owner, ordinal, index, pos, size))
+            records.append(_record(max(due, earliest), slot, meta.owner, ordinal, index, pos, size))
             pos, ordinal = pos + size, ordinal + 1
         counts = slot, index // self._timers.counts.block_entries, len(records), op.body_size
         self._timers.keep(records, counts, now_ms)
@@ -133,20 +136,21 @@ class TimerOperations:
 
     def timer(self, index: int, op: Op) -> None:
         """TIMER: its records wait for their COMMIT."""
-        self._timers.pending.append(op.meta[0])
+        self._timers.pending.append(op.meta.records)
 
-    def cancel(self, index: int, now_ms: int, op: Op) -> Result:
-        """CANCEL as the leader writes it."""
-        self._timers.cancel(index, now_ms, *op.meta)
+    def cancel(self, now_ms: int, op: Op) -> Result:
+        """CANCELLED."""
+        meta: Cancelled = op.meta
+        self._timers.cancel(now_ms, meta.keys, meta.copies, meta.counts, meta.newest)
         return [0]
 
     def release(self, now_ms: int, op: Op, references: Sequence[Reference]) -> None:
         """RELEASE, after its references. One that does not go beyond the cursor does nothing: a leader that
         follows its rules never writes it."""
-        key, _, counts = op.meta
-        if key <= self._timers.released:
+        meta: Release = op.meta
+        if meta.key <= self._timers.released:
             return
-        self._timers.release(key, counts)
+        self._timers.release(meta.key, meta.counts)
         slots = self._topics.slots
         with self._cut:
             for slot, entry, pos, size, count in references:

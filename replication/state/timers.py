@@ -229,20 +229,18 @@ class Timers:
 
     def cancel(
         self,
-        index: int,
         now_ms: int,
         keys: bytes,
         copies: Sequence[int],
         counts: FlatCounts,
-        newest: Sequence[int] = (),
+        newest: Sequence[int],
     ) -> None:
-        """The CANCEL of entry ``index``. ``copies``: how often each key is stored; ``newest``: the highest
-        index of these, () if CANCEL does not tell. What is prepared under the same key, and committed later,
-        lies above it and perhaps below the CANCEL: it must live."""
+        """A CANCELLED. ``copies``: how often each key is stored; ``newest``: the highest index of these. What
+        is prepared under the same key, and committed later, lies above it and perhaps below the CANCELLED: it
+        must live."""
         self._add(counts, -1)
         each = [keys[at : at + KEY.size] for at in range(0, len(keys), KEY.size)]
-        ends = [last + 1 for last in newest] or [index] * len(each)
-        tombstones = [tombstone(key, end, n) for key, end, n in zip(each, ends, copies, strict=True)]
+        tombstones = [tombstone(key, last + 1, n) for key, last, n in zip(each, newest, copies, strict=True)]
         self.store.add(b"".join(tombstones), now_ms)
         for key in each:
             self.cancelled.set(key, True)

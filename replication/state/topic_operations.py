@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from escrowmq.replication.format.codec import Op
+from escrowmq.replication.format.ops import AlterTopic, CreateTopic, DeleteTopic, Trim
 from escrowmq.replication.model import ResultCode
 from escrowmq.replication.state.dedup import ProducerMemory
 from escrowmq.replication.state.group_offsets import Attempts, GroupOffsets
@@ -15,7 +16,7 @@ from escrowmq.replication.state.held_letters import HeldLetters
 from escrowmq.replication.state.held_offsets import HeldOffsets
 from escrowmq.replication.state.shares import Shares
 from escrowmq.replication.state.timers import Timers
-from escrowmq.replication.state.topics import Partition, TopicTable
+from escrowmq.replication.state.topics import Partition, TopicTable, is_another
 
 Result = list[Any]
 
@@ -40,20 +41,21 @@ class TopicOperations:
 
     def create(self, index: int, op: Op) -> Result:
         """CREATE_TOPIC. Replaces an earlier topic whose deletion was interrupted in this group."""
-        if len(op.meta) > 3 and self._topics.is_left_over(op.meta[0], op.meta[3]):
-            self._delete(op.meta[0])
-        return self._topics.create(*op.meta)
+        meta: CreateTopic = op.meta
+        if self._topics.is_left_over(meta.name, meta.topic_id):
+            self._delete(meta.name)
+        return self._topics.create(meta.name, meta.settings, meta.first_group, meta.topic_id)
 
     def alter(self, index: int, op: Op) -> Result:
         """ALTER_TOPIC."""
-        return self._topics.alter(index, *op.meta)
+        meta: AlterTopic = op.meta
+        return self._topics.alter(index, meta.name, meta.settings, meta.number, meta.topic_id)
 
     def delete(self, index: int, op: Op) -> Result:
         """DELETE_TOPIC: also deletes everything kept about its partitions, and the groups' places in it."""
-        name = op.meta[0]
-        if len(op.meta) > 1 and (refusal := self._topics.refusal_of_deletion(name, op.meta[1])) is not None:
-            return refusal
-        return self._delete(name)
+        meta: DeleteTopic = op.meta
+        refusal = self._topics.refusal_of_deletion(meta.name, meta.topic_id)
+        return self._delete(meta.name) if refusal is None else refusal
 
     def _delete(self, name: str) -> Result:
         topic = self._topics.topics.get(name)
@@ -70,15 +72,15 @@ class TopicOperations:
 
     def trim(self, index: int, op: Op) -> Result:
         """TRIM: trims the partitions that this group hosts."""
-        name, flat = op.meta[:2]
-        topic = self._topics.topics.get(name)
+        meta: Trim = op.meta
+        topic = self._topics.topics.get(meta.topic)
         if topic is None:
             return [int(ResultCode.UNKNOWN_TOPIC)]
-        if len(op.meta) > 2 and op.meta[2] != topic.info.topic_id:
+        if is_another(topic.info.topic_id, meta.topic_id):
             return [int(ResultCode.OTHER_TOPIC), topic.info.topic_id]
-        it = iter(flat)
+        it = iter(meta.starts)
         for number, start in zip(it, it, strict=True):
-            partition = self._topics.find(name, number)
+            partition = self._topics.find(meta.topic, number)
             if isinstance(partition, Partition):
                 partition.index.trim(start)
         return [int(ResultCode.OK)]

@@ -17,11 +17,11 @@ from itertools import chain
 from typing import Any, NamedTuple, TypeAlias, overload
 
 from escrowmq.replication.calling.answers import Standing
-from escrowmq.replication.format.ops import BY_TIMEOUT
-from escrowmq.replication.format.timer_ops import BY_CLAIM
+from escrowmq.replication.format.ops import BY_CLAIM, BY_HOME, BY_PRODUCER, BY_TIMEOUT, Inquire
+from escrowmq.replication.format.settings import Settings
 from escrowmq.replication.model import ResultCode, TransactionState
 from escrowmq.replication.state.decided import AcrossGroups, Decided
-from escrowmq.replication.state.dedup import Settings, TwoGenerations
+from escrowmq.replication.state.dedup import TwoGenerations
 from escrowmq.replication.state.open_tx import STEP, Entry, OpenTable, OpenTx, Run
 
 # ------------------------------------------------------------------------------------------------------------
@@ -31,8 +31,7 @@ from escrowmq.replication.state.open_tx import STEP, Entry, OpenTable, OpenTx, R
 # holds a million. The rest of a transaction's history takes several times that, and only people ask for it,
 # about few. So it is kept for the most recent ones only. One ring has those decided by their producers or
 # their home group, the usual case; another has those decided by a check, an operator or a policy, so that the
-# usual case does not push out the ones that people ask about. Kept from format level 5 on, since older
-# snapshots do not hold it.
+# usual case does not push out the ones that people ask about.
 #
 # A ring stores the records of one decision unchanged, and interprets them only when asked: deciding costs
 # one ring entry for all of its transactions.
@@ -251,7 +250,6 @@ AUDIT_KEPT = 1_000
 FRONTS_STEP = 256
 
 #: Prefix of the decider of a branch whose home group decided; the home group's number follows.
-BY_HOME = "home:"
 
 COMMITTED, ROLLED_BACK = 1, 2
 STATE_OF = {COMMITTED: TransactionState.COMMITTED, ROLLED_BACK: TransactionState.ROLLBACK}
@@ -402,11 +400,11 @@ class TransactionTable:
         tx_ids: Sequence[str],
         runs: Sequence[Run],
         outcome: int,
-        by: str | None,
+        by: str,
     ) -> bool:
         """The only way out of the table of open transactions, in which all of these must be, as ``runs``. One
-        with branches waits for them, the others are remembered; their history is kept for a while, unless
-        ``by`` is None. Returns True if what settled before the previous turn was forgotten, in all apps."""
+        with branches waits for them, the others are remembered; their history is kept for a while. Returns
+        True if what settled before the previous turn was forgotten, in all apps."""
         before, given_before = len(table.settled.young), len(table.given.young)
         self._open -= len(tx_ids)
         if table.parked:
@@ -421,8 +419,7 @@ class TransactionTable:
                     self._wait(now_ms, table, app, tx_id, record, outcome)
                 elif record.home_group >= 0:
                     self.across.branches -= 1
-        if by is not None:
-            self.lives.add(Settling(now_ms, by, app, outcome, tx_ids, Lived(runs)), rule=_is_rule(by))
+        self.lives.add(Settling(now_ms, by, app, outcome, tx_ids, Lived(runs)), rule=_is_rule(by))
         return self._remembered(now_ms, table, before, given_before)
 
     def _wait(
@@ -605,7 +602,7 @@ class TransactionTable:
 
 def _is_rule(by: str) -> bool:
     """Whether it was decided in the usual way."""
-    return by == "producer" or by.startswith(BY_HOME)
+    return by == BY_PRODUCER or by.startswith(BY_HOME)
 
 
 def decide_result(table: AppTransactions, tx_id: str, wanted: int) -> list[object] | None:
@@ -693,9 +690,9 @@ def standing(table: AppTransactions, tx_id: str, home_index: int) -> Standing:
     return Standing("UNKNOWN" if outcome is None else STATE_OF[outcome].value)
 
 
-def standings(transactions: TransactionTable, asked: tuple[str, Sequence[str], Sequence[int]]) -> list[Any]:
+def standings(transactions: TransactionTable, asked: Inquire) -> list[Any]:
     """The result of an INQUIRE. It changes nothing, and is in the log because a deposed leader that answered
     from its state could be wrong."""
-    app, tx_ids, home_index = asked
-    table = transactions.look(app)
-    return [0, [standing(table, tx_id, index) for tx_id, index in zip(tx_ids, home_index, strict=True)]]
+    table = transactions.look(asked.app)
+    pairs = zip(asked.tx_ids, asked.home_indexes, strict=True)
+    return [0, [standing(table, tx_id, index) for tx_id, index in pairs]]

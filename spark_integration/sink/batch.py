@@ -65,7 +65,7 @@ def commit_batch(
     home, *others = by_group
     commit_together(link, home, epoch_id, by_group[home])
     for gid in others:
-        _finish_chunks(link, gid, epoch_id, by_group[gid])
+        _await_chunks(link, gid, epoch_id, by_group[gid])
     found = settle_batch(link, write_id)  # the leftovers of unsuccessful attempts
     if any(found) or any(attempt_number(attempt.name) for attempt in attempts):
         settle_until_quiet(link, write_id, quiet_s)
@@ -130,7 +130,7 @@ def settle_batch(link: SinkLink, write_id: str) -> tuple[int, int]:
     for gid in range(link.info.groups):
         left = link.open_places(gid) if gid != home else {}
         wanted, others = _as_decided(link, home, list(left)) if left else ([], [])
-        _finish_chunks(link, gid, epoch_id_of(write_id, 0), wanted)
+        _await_chunks(link, gid, epoch_id_of(write_id, 0), wanted)
         roll_back_chunks(link, gid, {tx_id: left[tx_id] for tx_id in others}, home)
         committed, rolled_back = committed + len(wanted), rolled_back + len(others)
     return committed, rolled_back + len(undecided)
@@ -143,25 +143,21 @@ def was_committed(link: SinkLink, write_id: str, attempts: Sequence[Attempt]) ->
     return bool(ids) and link.states(home, ids[:1]) == [TransactionState.COMMITTED.value]
 
 
-def _finish_chunks(link: SinkLink, gid: int, epoch_id: str, ids: Sequence[str]) -> None:
-    """Make chunks readable that the home group has committed.
+def _await_chunks(link: SinkLink, gid: int, epoch_id: str, ids: Sequence[str]) -> None:
+    """Wait until chunks that the home group has committed are readable.
 
-    The home group itself tells the chunks that it tracks, within moments; this waits for them. Only the home
-    group knows which of them have already followed its decision: a chunk that is open although it has
-    followed before is a late copy, and if it were committed here its messages would be read twice.
+    The home group itself tells them, within moments. Only it knows which of them have already followed its
+    decision: a chunk that is open although it has followed before is a late copy, and if it were committed
+    here its messages would be read twice.
     """
-    places = link.open_places(gid)
-    mine = [tx_id for tx_id in ids if places.get(tx_id, -1) < 0]
-    commit_together(link, gid, epoch_id, mine)
-    until = time.monotonic() + FOLLOWED_S
-    while any(places.get(tx_id, -1) >= 0 for tx_id in ids):
+    wanted, until = set(ids), time.monotonic() + FOLLOWED_S
+    while not wanted.isdisjoint(link.open_ids(gid)):
         if time.monotonic() >= until:
             log.warning(
                 "%s: chunks in group %s are committed and will be readable once it follows", epoch_id, gid
             )
             return
         time.sleep(FOLLOW_LOOK_S)
-        places = link.open_places(gid)
 
 
 def _as_decided(link: SinkLink, home: int, ids: Sequence[str]) -> tuple[list[str], list[str]]:

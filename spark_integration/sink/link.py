@@ -22,8 +22,6 @@ from escrowmq.replication.calling.patience import Answer, Backoff, Patience, pat
 from escrowmq.replication.errors import (
     DiskFull,
     EscrowMQError,
-    InvalidMessage,
-    NotSupported,
     OutcomeUnknown,
     Overloaded,
     Unavailable,
@@ -110,7 +108,7 @@ class SinkLink:
         return self.finish(gid, request, self.start(gid, request), len(tx_ids))
 
     def rollback(
-        self, gid: int, tx_ids: Sequence[str], home_index: Sequence[int] | None = None, home_group: int = -1
+        self, gid: int, tx_ids: Sequence[str], home_index: Sequence[int] = (), home_group: int = -1
     ) -> Problems:
         """Roll back those of these that are open; problems are those that are committed or forgotten.
 
@@ -118,12 +116,8 @@ class SinkLink:
         """
         problems: Problems = {}
         for at in range(0, len(tx_ids), IDS_AT_A_TIME):
-            part = tx_ids[at : at + IDS_AT_A_TIME]
-            if home_index is None:
-                request = ops.rollback(self.app, part)
-            else:
-                indexes = home_index[at : at + IDS_AT_A_TIME]
-                request = ops.rollback_branches(self.app, part, ops.BY_PRODUCER, indexes, home_group)
+            part, indexes = tx_ids[at : at + IDS_AT_A_TIME], home_index[at : at + IDS_AT_A_TIME]
+            request = ops.rollback(self.app, part, ops.BY_PRODUCER, indexes, home_group)
             found = self.finish(gid, request, self.start(gid, request), len(part))
             problems.update((at + place, problem) for place, problem in found.items())
         return problems
@@ -140,15 +134,15 @@ class SinkLink:
     def open_places(self, gid: int) -> dict[str, int]:
         """As :meth:`open_ids`, with the log index at which the home group opened each transaction.
 
-        -1: the transaction is in one group only, or its home group does not track it.
+        -1: the transaction is in one group only.
         """
         found = self._ask(OpenTransactions, gid, "transactions", None, self.app, None, OPEN_MAX)
         return dict(zip(found.tx_ids, found.home_indexes, strict=True))
 
-    def open_at_home(self, gid: int, request: bytes) -> int | None:
+    def open_at_home(self, gid: int, request: bytes) -> int:
         """Send the PREPARE of a transaction that names its branches; the log index where home opened it.
 
-        None: the group has not reached format level 2. Raises as ``finish`` does, and NotOpened.
+        Raises as ``finish`` does, and NotOpened.
         """
         opened: list[int] = []
 
@@ -157,11 +151,7 @@ class SinkLink:
             opened[:], _ = opened_at(result, 1)
             return problems_of(result, 1)
 
-        try:
-            problems = self._patiently(attempt)
-        except (NotSupported, InvalidMessage):  # InvalidMessage: a broker of an earlier version
-            return None
-        return self._opened(problems, opened)
+        return self._opened(self._patiently(attempt), opened)
 
     @staticmethod
     def _opened(problems: Problems, opened: list[int]) -> int:
@@ -191,10 +181,10 @@ def roll_back_chunks(link: SinkLink, gid: int, places: Mapping[str, int], home: 
     """Roll back chunks that are open in a group.
 
     ``places``: transaction id -> log index at which group ``home`` opened it (-1: the transaction is in one
-    group only, or its home group does not track it).
+    group only).
     """
     for tracked in (False, True):
         ids = [tx_id for tx_id, index in places.items() if (index >= 0) is tracked]
         if ids:
-            indexes = [places[tx_id] for tx_id in ids] if tracked else None
+            indexes = [places[tx_id] for tx_id in ids] if tracked else []
             link.rollback(gid, ids, indexes, -1 if gid == home else home)

@@ -36,9 +36,9 @@ from escrowmq.replication.errors import (
     UnknownTopic,
 )
 from escrowmq.replication.format import ops
-from escrowmq.replication.format.codec import PrepareExtra
+from escrowmq.replication.format.ops import PrepareExtra
+from escrowmq.replication.limits import NUMBER_MAX
 from escrowmq.replication.model import NO_ID, TransactionState
-from escrowmq.replication.replica.validation import NUMBER_MAX
 from escrowmq.spark_integration.sink.intents import Attempt, chunk_id
 from escrowmq.spark_integration.sink.link import CALL_S, NotOpened, SinkLink, roll_back_chunks
 
@@ -290,7 +290,7 @@ class _PendingRows:
         home_index: int | None = None,
         id_of: Callable[[str], int] = lambda topic: NO_ID,
     ) -> bytes:
-        """PREPARE of this chunk as one transaction. ``home_index``: for a branch that its home group tracks.
+        """PREPARE of this chunk as one transaction. ``home_index``: of a branch; None: this group decides.
         ``id_of(topic)``: the topic's id; another topic of that name gets nothing."""
         columns = {place: (sizes, b"".join(bodies)) for place, (sizes, bodies) in self.columns.items()}
         digest = 0
@@ -318,15 +318,9 @@ class _PendingRows:
         return b"".join(frames)
 
 
-def marker(
-    app: str, topic: str, tx_id: str, epoch_id: str, timeout_ms: int, participant: int | None = None
-) -> bytes:
-    """The PREPARE, in the group that decides, for a chunk in another group. It has no messages.
-
-    ``participant``: the group of the chunk; None: a PREPARE in the first version's format, which cannot name
-    it.
-    """
-    extra = None if participant is None else PrepareExtra(participants=[participant], heard_ms=NEVER_LATE)
+def marker(app: str, topic: str, tx_id: str, epoch_id: str, timeout_ms: int, participant: int) -> bytes:
+    """The PREPARE, in the group that decides, for a chunk in group ``participant``. It has no messages."""
+    extra = PrepareExtra(participants=[participant], heard_ms=NEVER_LATE)
     digest = crc32c(tx_id.encode())
     return ops.prepare(app, topic, [tx_id], [epoch_id], timeout_ms, 0, [digest], -1, 0, extra)
 
@@ -359,7 +353,7 @@ class ChunkWriter:
         self._waiting: dict[int, _PendingRows] = {}
         self._under_way: deque[_Sent] = deque()
         self._numbers: dict[int, int] = {}
-        self._home_index: dict[str, int] = {}  # for chunks that their home group tracks
+        self._home_index: dict[str, int] = {}  # of chunks in other groups than their home
         #: By group: an upper bound of the log positions that the COMMIT will have to name.
         self.references: dict[int, int] = {}
 
@@ -416,21 +410,18 @@ class ChunkWriter:
         )
         self._start(gid, tx_id, request)
 
-    def _open_at_home(self, home: int, gid: int, tx_id: str, topic: str) -> int | None:
-        """Open the chunk's marker in the home group; returns its log index there, None before format level 2.
+    def _open_at_home(self, home: int, gid: int, tx_id: str, topic: str) -> int:
+        """Open the chunk's marker in the home group; returns its log index there.
 
         This comes first and is waited for, because the chunk names that index, and a chunk that its home
         group does not know is rolled back.
         """
-        named = self._link.app, topic, tx_id, self._epoch_id, self._timeout_ms
+        request = marker(self._link.app, topic, tx_id, self._epoch_id, self._timeout_ms, gid)
         try:
-            index = self._link.open_at_home(home, marker(*named, gid))
+            index = self._link.open_at_home(home, request)
         except NotOpened as refused:
             raise _problem(tx_id, refused.code, refused.info) from None
-        if index is None:
-            self._start(home, tx_id, marker(*named))
-        else:
-            self._home_index[tx_id] = index
+        self._home_index[tx_id] = index
         return index
 
     def _start(self, gid: int, tx_id: str, request: bytes) -> None:
@@ -487,7 +478,7 @@ def write_batches(
                     message_bytes_max,
                     min(SLICE_BYTES, CHUNK_BYTES),
                     spread=crc32c(attempt.encode()),
-                    pack=None if compression is None else _packing(link, compression),
+                    pack=None if compression is None else ValuePacker(compression).pack_column,
                 )
             for rows in encoder.encode(batch):
                 writer.add(rows)
@@ -498,9 +489,3 @@ def write_batches(
         if writer is not None:
             writer.abandon()
         raise
-
-
-def _packing(link: SinkLink, compression: Compression) -> Callable[[pa.Array], pa.Array]:
-    packer = ValuePacker(compression, link.router, link.router.clock)
-    packer.wait_for_answer()
-    return packer.pack_column

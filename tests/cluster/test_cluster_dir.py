@@ -71,15 +71,6 @@ def test_that_a_group_had_a_leader_is_kept_for_ever(tmp_path: Path) -> None:
         assert again.record.with_founded([2, 0]).founded == (0, 2)
 
 
-def test_the_groups_of_an_earlier_versions_cluster_have_had_leaders(tmp_path: Path) -> None:
-    founded(tmp_path)
-    content = json.loads((tmp_path / CLUSTER_FILE).read_text())
-    del content["founded"]
-    (tmp_path / CLUSTER_FILE).write_text(json.dumps({**content, "groups": SHAPE.groups}))
-    with opened(tmp_path) as again:
-        assert again.record.founded == (0,), "the one that has seats"
-
-
 def test_a_second_cluster_on_the_same_directory_is_locked_out(tmp_path: Path) -> None:
     with (
         opened(tmp_path),

@@ -110,20 +110,17 @@ def test_what_was_stated_is_told_from_defaults(tmp_path: Path, monkeypatch: pyte
 
 
 class Answers:
-    """Stands for a supervisor's handle: a method for each answer, none for what its version does not know."""
+    """Stands for a supervisor's handle: a method for each answer."""
 
     def __init__(self, **answers: Any) -> None:
         for name, answer in answers.items():
             setattr(self, name, SimpleNamespace(remote=lambda told=answer: told))
 
 
-def test_an_earlier_supervisor_tells_its_shape_and_its_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_supervisor_tells_settings_and_a_fingerprint(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch.ray, "get", lambda told, timeout: told)
     info = ClusterInfo("c", "escrowmq", 2, 3)
-    earlier = launch._settings_of(Answers(health={"data_dir": "/data"}), info)
-    assert differences(earlier, settings_in(PLAN)) == []
-    wanted = settings_in(replace(PLAN, data_dir=Path("/other"), broker=BrokerConfig(heartbeat_s=0.06)))
-    assert [found.path for found in differences(earlier, wanted)] == ["storage.data_dir"]
+    wanted = settings_in(replace(PLAN, broker=BrokerConfig(heartbeat_s=0.06)))
     told = {**settings_in(PLAN), "secret_fingerprint": "abc"}
-    known = launch._settings_of(Answers(health={}, settings=told), info)
+    known = launch._settings_of(Answers(settings=told), info)
     assert known["security"]["secret"] == "abc" and differences(known, wanted)[-1].path.startswith("broker.")

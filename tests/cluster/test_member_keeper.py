@@ -62,7 +62,7 @@ class Rig:
         for (_, rid), track in self.tracks.items():
             role = "leader" if rid == 0 else "follower"
             track.condition = Condition.RUNNING
-            track.status = ReplicaReport(gid=0, rid=rid, role=role, ready=rid == 0, members=told, level=3)
+            track.status = ReplicaReport(gid=0, rid=rid, role=role, ready=rid == 0, members=told)
             track.handle = self.handle
 
     def turn(self) -> None:
@@ -121,23 +121,6 @@ def test_the_leader_is_asked_until_it_is_so_and_then_the_old_one_is_no_more(
     rig.turn()
     rig.turn()
     assert rig.directory.record.retired == () and rig.keeper.changes(NODES) == []
-
-
-def test_a_leader_of_an_earlier_version_is_asked_without_the_version_of_its_members(rig: Rig) -> None:
-    class Earlier(Handle):
-        def __getattr__(self, method: str) -> Any:
-            def remote(change_id: str, add: Any, remove: Any) -> Any:
-                self.asked.append((method, change_id, add, remove))
-                return self.answer
-
-            return SimpleNamespace(remote=remote)
-
-    move_1_to_n3(rig)
-    rig.turn()
-    rig.handle = Earlier()
-    rig.members(1, [0, 1, 2], 2)
-    rig.turn()
-    assert rig.handle.asked == [("change_members", "replica 3 on n3 becomes a learner", (3,), ())]
 
 
 def test_what_the_leader_refuses_is_shown_and_nobody_is_hurried(rig: Rig) -> None:

@@ -369,12 +369,6 @@ def test_few_groups_fill_a_replica_at_a_time_and_not_all_on_one_node() -> None:
     assert [step.do for step in steps].count(Do.WAIT) == 5 - COPIES_MAX
 
 
-def test_below_format_level_3_nothing_is_placed() -> None:
-    world = World.of(1, wanted=3)
-    step = next_step(replace(world.group(), level=2), world.fleet(), 0.0, PATIENCE_S)
-    assert step is not None and step.do is Do.WAIT and "level 3" in step.text
-
-
 def test_who_leads_next_is_where_few_lead() -> None:
     group = World.of(3).group()
     fleet = replace(World.of(3).fleet(), leads=Counter({"n1": 2, "n2": 1}))

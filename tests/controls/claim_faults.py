@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import Any
 
+import msgspec
 import pytest
 
 from escrowmq.actors.producer.claiming import Ask, Claimed
@@ -14,29 +15,26 @@ from escrowmq.actors.producer.transactions.numbered import Numbered
 from escrowmq.actors.producer.transactions.transaction_base import TransactionBase
 from escrowmq.replication.errors import TransactionSettled
 from escrowmq.replication.format import ops as build
-from escrowmq.replication.format.codec import NO_EXTRA, Op, decode_ops
-from escrowmq.replication.format.ops import ROLLBACK
-from escrowmq.replication.format.timer_ops import claim_group
+from escrowmq.replication.format.codec import Op, decode_ops
+from escrowmq.replication.format.ops import ROLLBACK, ClaimOp, PrepareExtra, claim_group
 from escrowmq.replication.model import ResultCode, TransactionState
-from escrowmq.replication.replica import validation
 from escrowmq.replication.replica.entry_writing import Submission
 from escrowmq.replication.replica.replica import Replica
 from escrowmq.replication.state.claims import Claims, Overtaken
 from escrowmq.replication.state.due_queue import DueQueue
-from escrowmq.replication.state.machine import LEVEL_MAX, StateMachine
+from escrowmq.replication.state.machine import StateMachine
 from tests.controls.planting import plant
 from tests.controls.scenes import world
-from tests.sim.across import named, named_instance, scene
+from tests.sim.across import named, named_instance
 
 TORN = "torn-across"
 WROTE, NUMBERS = "fenced-wrote", ("number-twice", "number-torn", "number-order")
 
 
 def all_named(patch: pytest.MonkeyPatch) -> None:
-    """Named producers in every world, from the start, and often replaced."""
+    """Named producers in every world, and often replaced."""
     patch.setitem(named.SHARE, "worlds", 1.0)
     patch.setattr(named, "STARTS", 0.12)
-    patch.setattr(scene, "draw_level", lambda rng, lowest: (LEVEL_MAX, None))
 
 
 @plant("claim-in-one-group", WROTE, "fenced-alive", groups=2, chaos_s=8.0, conditions=all_named, long=True)
@@ -85,17 +83,16 @@ def epoch_of_two(patch: pytest.MonkeyPatch) -> None:
     """A group does not look at who has claimed an epoch, so two producers may have the same one."""
     claim = Claims.claim
 
-    def anybody(self: Claims, meta: tuple[str, int, str], now_ms: int) -> list[object]:
-        name, epoch, claimant = meta
-        known = self.by_name.get(name)
-        if known is not None and known.epoch == epoch:
-            claimant = known.claimant
-        return claim(self, (name, epoch, claimant), now_ms)
+    def anybody(self: Claims, meta: ClaimOp, now_ms: int) -> list[object]:
+        known = self.by_name.get(meta.name)
+        if known is not None and known.epoch == meta.epoch:
+            meta = ClaimOp(meta.name, meta.epoch, known.claimant)
+        return claim(self, meta, now_ms)
 
     patch.setattr(Claims, "claim", anybody)
 
 
-@plant("number-forgotten", *NUMBERS, groups=2, start=17, chaos_s=8.0, conditions=all_named, long=True)
+@plant("number-forgotten", *NUMBERS, groups=2, start=41, chaos_s=8.0, conditions=all_named, long=True)
 def number_forgotten(patch: pytest.MonkeyPatch) -> None:
     """A claim does not note which number was committed last."""
     settled = Claims.settled
@@ -124,11 +121,11 @@ def rolled_back_is_in(patch: pytest.MonkeyPatch) -> None:
 
 
 def all_alone(patch: pytest.MonkeyPatch) -> None:
-    """The same, soon after the start; they live longer, and most of their transactions have no local one."""
+    """The same; they live longer, and most of their transactions have no local one."""
     all_named(patch)
     patch.setattr(named, "STARTS", 0.04)
     patch.setattr(named, "PAUSES", 0.06)
-    world({"level": LEVEL_MAX, "level_at_s": 0.1, "tables": None, "act_every_s": 0.05})(patch)
+    world({"tables": None, "act_every_s": 0.05})(patch)
     patch.setitem(named.ALONE, "share", 1.0)
     patch.setitem(named.ALONE, "hangs", 0.5)
 
@@ -174,7 +171,7 @@ def claim_ends_local_ones(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Claims, "opened", all_of_them)
 
 
-@plant("claim-ends-a-branch", TORN, groups=2, chaos_s=8.0, conditions=all_alone, start=4, long=True)
+@plant("claim-ends-a-branch", TORN, groups=2, chaos_s=8.0, conditions=all_alone, start=22, long=True)
 def claim_ends_a_branch(patch: pytest.MonkeyPatch) -> None:
     """A group rolls back a branch that a claim has overtaken there, while its home may commit it."""
     _branches_know(patch)
@@ -182,11 +179,10 @@ def claim_ends_a_branch(patch: pytest.MonkeyPatch) -> None:
 
     def noting(self: StateMachine, index: int, op: Op, attached: Sequence[Op]) -> Any:
         result = prepare(self, index, op, attached)
-        app, tx_ids, home_group = op.meta[0], op.meta[2], op.meta[7]
-        extra = op.meta[9] if len(op.meta) > 9 else NO_EXTRA
+        app, extra = op.meta.app, op.meta.extra
         opened = self.transactions.look(app).open
-        if home_group >= 0 and extra.on_timeout and extra.claim:
-            there = [tx_id for tx_id in tx_ids if tx_id in opened]
+        if op.meta.home_group >= 0 and extra.on_timeout and extra.claim:
+            there = [tx_id for tx_id in op.meta.tx_ids if tx_id in opened]
             self.claims.opened(app, there, extra.claim, alone=True)
         return result
 
@@ -213,6 +209,7 @@ def time_out_ends_a_branch(patch: pytest.MonkeyPatch) -> None:
 def _branches_know(patch: pytest.MonkeyPatch) -> None:
     """Branches are told that there is no local transaction, and leaders decide those that they find."""
     made, roll_back = TransactionBase._made_plan, Replica._roll_back
+    problem = PrepareExtra.problem
 
     def telling(self: TransactionBase, *given: Any) -> TxPlan:
         plan = made(self, *given)
@@ -226,10 +223,14 @@ def _branches_know(patch: pytest.MonkeyPatch) -> None:
             for tx_id in newest:
                 home_group, home_index = opened[tx_id].home_group, opened[tx_id].home_index
                 if home_group >= 0:
-                    frame = build.rollback_branches(app, [tx_id], by, [home_index], home_group)
+                    frame = build.rollback(app, [tx_id], by, [home_index], home_group)
                     self.admission.offer(Submission(frame, decode_ops(frame), lambda status: None))
         roll_back(self, found, by)  # does nothing to branches
 
+    def tolerant(self: PrepareExtra, transactions: int, home_group: int) -> str | None:
+        extra = msgspec.structs.replace(self, on_timeout="") if home_group >= 0 else self
+        return problem(extra, transactions, home_group)
+
     patch.setattr(TransactionBase, "_made_plan", telling)
-    patch.setattr(validation, "on_timeout_problem", lambda extra, home_group: None)
+    patch.setattr(PrepareExtra, "problem", tolerant)
     patch.setattr(Replica, "_roll_back", deciding)

@@ -14,17 +14,17 @@ from escrowmq.actors.client.replica_calls import OnAnswer
 from escrowmq.actors.producer import batcher
 from escrowmq.actors.producer.batcher import BuiltRequest, GroupBatcher
 from escrowmq.actors.producer.encoding.blocks import PrepareBlock
-from escrowmq.actors.producer.encoding.value_packer import ValuePacker
 from escrowmq.actors.producer.plain.partition_stream import Batch, PartitionStream
 from escrowmq.actors.producer.transactions.across_groups import StagedPrepare
 from escrowmq.actors.producer.transactions.transaction_base import TransactionBase
-from escrowmq.replication.format.codec import OpType, decode_ops
+from escrowmq.replication.format.codec import decode_ops
+from escrowmq.replication.format.operation import OpType
 from escrowmq.replication.model import ResultCode
 from tests.controls.planting import plant
 from tests.controls.scenes import ALL_ACROSS, FORGETFUL, FORGETFUL_OF_PRODUCERS, world
 from tests.sim.across import producers
 from tests.sim.across.simulation import Part
-from tests.sim.across.wire import WAY_S, Wire, may_repeat
+from tests.sim.across.wire import WAY_S, Wire
 from tests.sim.across.workload import AcrossWorkload
 
 #: Answers to a batch after which the stream continues its numbers, or starts a new epoch by itself.
@@ -106,7 +106,7 @@ def refused_batches(patch: pytest.MonkeyPatch) -> None:
 def _is_refused(request: bytes) -> bool:
     """Whether it is a request of the refused share: plain messages only, of which a copy may come late."""
     plain = all(op.type == OpType.MESSAGE for op in decode_ops(request))
-    return plain and may_repeat(request) and zlib.crc32(request) % 100 < 100 * REFUSED
+    return plain and zlib.crc32(request) % 100 < 100 * REFUSED
 
 
 @plant(
@@ -209,7 +209,7 @@ def many_run_twice(patch: pytest.MonkeyPatch) -> None:
 @plant(
     *("refused-rolls-back-another", "invented-decision", "fence-split", "both-decided"),
     groups=2,
-    start=24,
+    start=40,
     conditions=many_run_twice,
     long=True,
 )
@@ -217,24 +217,6 @@ def refused_rolls_back_another(patch: pytest.MonkeyPatch) -> None:
     """A producer whose PREPARE home refuses rolls the transaction back by its id, although another process
     has it open and may be running its local transaction."""
     patch.setattr(StagedPrepare, "refused_by_home", lambda self, place: False)
-
-
-# ------------------------------------------------------------------ compressed values
-def everybody_compresses(patch: pytest.MonkeyPatch) -> None:
-    """Every producer compresses values, in a world whose groups never reach the level for that."""
-    patch.setattr(producers, "COMPRESSING", 1.0)
-
-
-@plant("compresses-below-the-level", "compressed-early", groups=2, conditions=everybody_compresses)
-def compresses_below_the_level(patch: pytest.MonkeyPatch) -> None:
-    """A producer compresses values before every replica runs software that could not go back any more."""
-    pack = ValuePacker.pack
-
-    def at_once(self: ValuePacker, row: bytes) -> bytes:
-        self.ready = True
-        return pack(self, row)
-
-    patch.setattr(ValuePacker, "pack", at_once)
 
 
 def run_twice(patch: pytest.MonkeyPatch) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from escrowmq.actors.admin import stable_cut
-from escrowmq.replication.state.machine import LEVEL_MAX, StableCuts
+from escrowmq.replication.state.machine import StableCuts
 from tests.controls.planting import plant
 from tests.controls.scenes import ALL_ACROSS, world
 
-busy = world(ALL_ACROSS | {"act_every_s": 0.05, "level": LEVEL_MAX})
+busy = world(ALL_ACROSS | {"act_every_s": 0.05})
 
 
 @plant(

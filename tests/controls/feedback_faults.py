@@ -127,4 +127,5 @@ def taken_up_while_asked(patch: pytest.MonkeyPatch) -> None:
 def rollback_under_any_prepare(patch: pytest.MonkeyPatch) -> None:
     """A check's ROLLBACK names no PREPARE, and rolls back a transaction that another producer has taken up
     since."""
-    patch.setattr(ops, "rollback_under", lambda app, tx_ids, by, newest_index: ops.rollback(app, tx_ids, by))
+    rollback = ops.rollback
+    patch.setattr(ops, "rollback", lambda app, tx_ids, by=ops.BY_PRODUCER, **_: rollback(app, tx_ids, by))

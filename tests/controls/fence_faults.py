@@ -21,7 +21,6 @@ from tests.sim.broker_workload import BrokerWorkload
 from tests.sim.fenced import FencedProducer
 from tests.sim.ledger import ClientTx
 from tests.sim.producers import Producer
-from tests.sim.workload import Cluster
 
 SPLIT = ("fence-split",)
 
@@ -189,13 +188,9 @@ def taken_up_late(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(producers, "GIVEN", 1.0)
     for name, share in (("FAILS", 0.5), ("SLOW", 0.0), ("LATE", 0.0)):
         patch.setattr(fenced, name, share)
-    begin, transact = BrokerWorkload._begin, BrokerWorkload._transact
+    transact = BrokerWorkload._transact
     decide, local = FencedProducer._decide, FencedProducer._local
     next_at, again = [0.0], set[str]()
-
-    def at_level_2(self: BrokerWorkload, cluster: Cluster) -> None:
-        begin(self, cluster)
-        self._level_2_at = 0.0  # below that nothing is taken up
 
     def seldom(self: BrokerWorkload) -> None:
         now = self.desk.world.now
@@ -224,7 +219,6 @@ def taken_up_late(patch: pytest.MonkeyPatch) -> None:
             self._fibres.wait(BEGINS_AFTER_S * (0.5 + 0.5 * self._luck.random()))
         local(self, tx)
 
-    patch.setattr(BrokerWorkload, "_begin", at_level_2)
     patch.setattr(BrokerWorkload, "_transact", seldom)
     patch.setattr(BrokerWorkload, "_take_up", late)
     patch.setattr(FencedProducer, "_decide", dies)

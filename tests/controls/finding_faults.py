@@ -20,7 +20,6 @@ from escrowmq.replication.model import NO_ID
 from escrowmq.replication.state.held_letters import Settlement
 from tests.controls.planting import plant
 from tests.controls.share_faults import shared
-from tests.sim import broker_workload
 from tests.sim.questions import operators
 from tests.sim.recreated import topic as recreated_topic
 from tests.sim.sharing import redirects
@@ -47,8 +46,6 @@ def find_files_of_any_partition(patch: pytest.MonkeyPatch) -> None:
 
 def asked(patch: pytest.MonkeyPatch) -> None:
     """Operators ask all the time, and a topic, which has an id, is deleted and created again."""
-    patch.setattr(broker_workload, "NEWEST_SHARE", 1.0)
-    patch.setattr(broker_workload, "RISES_S", (0.0,))
     patch.setattr(operators, "SHARE", 1.0)
     patch.setattr(operators, "PAUSE_S", 0.1)
     patch.setattr(recreated_topic, "SHARE", 1.0)

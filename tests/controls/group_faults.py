@@ -14,13 +14,12 @@ from escrowmq.replication.format import forwarded
 from escrowmq.replication.message_headers import TAG
 from escrowmq.replication.replica.lease_dispatcher import LeaseDispatcher
 from escrowmq.replication.replica.share_admission import ShareAdmission
-from escrowmq.replication.state.machine import LEVEL_MAX
 from tests.controls.planting import plant
 from tests.controls.scenes import world
 from tests.controls.share_faults import shared
 from tests.sim.sharing import deletions, layout, tags
 
-_SEVERAL = world({"across": 0.0, "tables": None, "level_at_s": 0.1, "crowd": False, "level": LEVEL_MAX})
+_SEVERAL = world({"across": 0.0, "tables": None, "crowd": False})
 
 
 def clients_share(patch: pytest.MonkeyPatch) -> None:
@@ -99,7 +98,7 @@ def woken_by_the_deletion(patch: pytest.MonkeyPatch) -> None:
     "double-lease",
     conditions=woken_by_the_deletion,
     often={"slow-fsync": 60, "storm": 60},
-    start=51,
+    start=120,
     within=60,
     long=True,
 )

@@ -16,10 +16,12 @@ import pytest
 
 from escrowmq.actors.client.replica_calls import OnAnswer
 from escrowmq.replication.calling.answers import Reply, Standing
-from escrowmq.replication.format.codec import Op, OpType, PrepareExtra, decode_ops
+from escrowmq.replication.format.codec import Op, decode_ops
+from escrowmq.replication.format.operation import OpType
+from escrowmq.replication.format.ops import PrepareExtra
+from escrowmq.replication.format.settings import Settings
 from escrowmq.replication.replica import branches
 from escrowmq.replication.replica.replica import Replica
-from escrowmq.replication.state.dedup import Settings
 from escrowmq.replication.state.machine import Result, StateMachine
 from escrowmq.replication.state.transactions import TransactionTable, standings
 from tests.controls.branch_faults import APART
@@ -58,8 +60,8 @@ def left_to_the_groups(patch: pytest.MonkeyPatch) -> None:
 def _is_lost(request: bytes, gid: int) -> bool:
     """Whether the request tells this branch group what home has decided, and is in the half that is lost."""
     for op in decode_ops(request):
-        if op.type in (OpType.COMMIT, OpType.ROLLBACK) and len(op.meta) > 5 and op.meta[5] >= 0:
-            return bool(zlib.crc32(f"{op.meta[1][0]}/{gid}".encode()) % 2)
+        if op.type in (OpType.COMMIT, OpType.ROLLBACK) and op.meta.home_group >= 0:
+            return bool(zlib.crc32(f"{op.meta.tx_ids[0]}/{gid}".encode()) % 2)
     return False
 
 
@@ -108,7 +110,7 @@ def _deposed(part: Part) -> int | None:
     *("lost-write", "unresolved"),  # a branch that is gone keeps a check from committing
     groups=3,
     chaos_s=10.0,
-    start=77,
+    start=125,
     often={"partition": 80},
     conditions=left_to_the_groups,
     long=True,
@@ -165,20 +167,20 @@ def late_branches_open(patch: pytest.MonkeyPatch) -> None:
     opens the branch again; only home's answer closes it."""
     world(FORGETFUL | {"across": 1.0, "late_copies": 1.0, "crowd": False})(patch)
     patch.setattr(wire, "COPY_LATER_S", (1.5, 3.0))
-    patch.setattr(wire, "may_repeat", _prepares_a_branch)
+    patch.setattr(Wire, "may_repeat", lambda self, request: _prepares_a_branch(request))
     patch.setattr(Scene, "tables_of", lambda scene, gid: scene.tables if gid else Settings())
     refusal = StateMachine._refusal_of_new
 
-    def only_at_home(self: StateMachine, home_group: int, extra: PrepareExtra, count: int) -> Result | None:
+    def only_at_home(self: StateMachine, extra: PrepareExtra, count: int) -> Result | None:
         if extra.home_index and self.forgotten_ms >= extra.heard_ms:
             extra = msgspec.structs.replace(extra, heard_ms=self.forgotten_ms + 1)
-        return refusal(self, home_group, extra, count)
+        return refusal(self, extra, count)
 
     patch.setattr(StateMachine, "_refusal_of_new", only_at_home)
 
 
 def _prepares_a_branch(request: bytes) -> bool:
-    return any(op.type == OpType.PREPARE and op.meta[7] >= 0 for op in decode_ops(request))
+    return any(op.type == OpType.PREPARE and op.meta.home_group >= 0 for op in decode_ops(request))
 
 
 @plant(

@@ -11,17 +11,16 @@ from escrowmq.actors.consumer.ordered_retries import OrderedRetries
 from escrowmq.actors.consumer.positions import PartitionState
 from escrowmq.replication.state.due_queue import DueQueue
 from escrowmq.replication.state.held_offsets import HeldOffsets
-from escrowmq.replication.state.machine import LEVEL_MAX
 from tests.controls.planting import plant
 from tests.controls.scenes import ALL_ACROSS, world
 from tests.sim.across.scene import KEPT
 from tests.sim.streams import transforming
 
 REACH = KEPT | {"pipelines"}
-busy = world(ALL_ACROSS | {"act_every_s": 0.05, "level": LEVEL_MAX, "reach": REACH})
+busy = world(ALL_ACROSS | {"act_every_s": 0.05, "reach": REACH})
 #: Groups that nack beside such transactions; their clients do the most.
 QUIET = {"act_every_s": 0.3, "across": 0.0, "late_copies": 0.05, "size": 3}
-nacking = world(ALL_ACROSS | QUIET | {"level": LEVEL_MAX, "reach": KEPT | {"nacking"}})
+nacking = world(ALL_ACROSS | QUIET | {"reach": KEPT | {"nacking"}})
 #: What comes of inputs that a nack and a transaction count differently.
 SKIPPED = (
     "offset-without-output",

@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from tests.relays import schedule as relays
-from tests.sim import aiming, broken_link, broker_workload, delayed, purging, supervisor, topic_changes
+from tests.sim import aiming, broken_link, delayed, purging, supervisor, topic_changes
 from tests.sim.across import later, named, producers, scene
 from tests.sim.checks import Checker
 from tests.sim.faultplan import ADDED, CHANGES, GROUP_WEIGHTS, WEIGHTS
@@ -151,8 +151,7 @@ def planted(fault: Planted | str | None) -> Iterator[None]:
         patch.setattr(aiming, "SHARE", 0.0)
         patch.setitem(ACTS_AFTER_S, "supervisors", (0.0,))
         patch.setattr(supervisor, "TWO", 0.0)
-        patch.setattr(scene, "draw_level", lambda rng, lowest: (lowest, None))
-        patch.setattr(broker_workload, "NEWEST_SHARE", 0.0)
+        patch.setitem(scene.UPGRADED, "worlds", 0.0)
         patch.setattr(producers, "COMPRESSING", 0.0)
         patch.setattr(relays, "EQUAL", 0.0)
         patch.setattr(relays, "SPOILS", 0.0)

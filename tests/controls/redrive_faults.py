@@ -43,7 +43,7 @@ def redrive_without_its_rows(patch: pytest.MonkeyPatch) -> None:
     commit = StateMachine._commit
 
     def dropping(self: StateMachine, index: int, op: Op) -> Any:
-        if op.meta[0] == REDIRECTS:
+        if op.meta.app == REDIRECTS:
             self._pending_refs = []
         return commit(self, index, op)
 

@@ -59,7 +59,7 @@ def nack_in_two_entries(patch: pytest.MonkeyPatch) -> None:
         submission.results[number] = answer
         if not offsets:
             return
-        group, ranges = submission.units[number].ops[0].meta[0], ranges_of(offsets)
+        group, ranges = submission.units[number].ops[0].meta.group, ranges_of(offsets)
         self._note(writer, group, partition, ranges)
         self._finishing(writer).ranges.pop()  # it stays under way until the second entry
         self._finishing(writer).answers.append((submission, number, answer))
@@ -92,8 +92,8 @@ def acks_beyond_the_bound_dropped(patch: pytest.MonkeyPatch) -> None:
     def drop(self: ShareAdmission, writer: EntryWriter, submission: Submission, number: int) -> None:
         op = submission.units[number].ops[0]
         partition = self._partition(op)
-        pair = self._state.shares.get(op.meta[0], partition) if isinstance(partition, Partition) else None
-        if pair is not None and op.meta[3] and pair.ranges >= RANGES_FEW:
+        pair = self._state.shares.get(op.meta.group, partition) if isinstance(partition, Partition) else None
+        if pair is not None and op.meta.ranges and pair.ranges >= RANGES_FEW:
             submission.results[number] = [int(ResultCode.OK)]
         else:
             ack(self, writer, submission, number)
@@ -101,7 +101,7 @@ def acks_beyond_the_bound_dropped(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ShareAdmission, "ack", drop)
 
 
-@plant("leases-by-the-groups-time", "double-lease", conditions=shared, start=13, often={"clock-wall": 40})
+@plant("leases-by-the-groups-time", "double-lease", conditions=shared, start=45, often={"clock-wall": 40})
 def leases_by_the_groups_time(patch: pytest.MonkeyPatch) -> None:
     """Leases end when the group's time says so, which wall clocks set ahead."""
     patch.setattr(Replica, "monotonic_ms", lambda self: self.time.ms)

@@ -7,31 +7,29 @@ from typing import Any
 
 import pytest
 
-from escrowmq.replication.state.dedup import Settings
+from escrowmq.replication.format.settings import Settings
 from tests.controls.planting import Install
-from tests.sim.across.scene import PLACED_LEVEL, PLAIN_LEVEL, Scene
+from tests.sim.across.scene import Scene
 
 #: Ids are forgotten all the time, and many requests arrive a second time much later.
 FORGETFUL: dict[str, Any] = {
     "across": 0.0,
     "late_copies": 0.3,
     "tables": Settings(settled_generation=60, producers_generation=15, groups_kept=2),
-    "level_at_s": 0.1,
 }
 #: The same, and hardly any producer is remembered.
 FORGETFUL_OF_PRODUCERS: dict[str, Any] = FORGETFUL | {
     "tables": Settings(settled_generation=60, producers_generation=3, groups_kept=2)
 }
 #: Every transaction lies in several groups, and everything is remembered.
-ALL_ACROSS: dict[str, Any] = {"across": 1.0, "tables": None, "level_at_s": 0.1, "crowd": False}
+ALL_ACROSS: dict[str, Any] = {"across": 1.0, "tables": None, "crowd": False}
 #: A check that finds no row says ROLLBACK and writes none.
-UNFENCED: dict[str, Any] = {"fence": False, "level_at_s": 0.1}
+UNFENCED: dict[str, Any] = {"fence": False}
 
 
 def world(wanted: dict[str, Any]) -> Install:
     """Change these fields in every scene that is drawn. Without ``firsts`` a topic's name places it."""
-    level = PLAIN_LEVEL if wanted.get("firsts") is None else PLACED_LEVEL
-    wanted = {"firsts": None, "level": level, "rises_at_s": None, **wanted}
+    wanted = {"firsts": None, **wanted}
 
     def install(patch: pytest.MonkeyPatch) -> None:
         drawn = Scene.of

@@ -16,15 +16,12 @@ from escrowmq.replication.state.machine import GroupOperations
 from escrowmq.replication.state.shares import Shares
 from escrowmq.replication.state.topics import Partition
 from tests.controls.planting import plant
-from tests.sim import broker_workload
 from tests.sim.sharing import groups
 
 
 def shared(patch: pytest.MonkeyPatch) -> None:
-    """All groups have the level of share groups from the start, and members that use them."""
+    """There are share groups, and members that use them."""
     patch.setattr(groups, "SHARE", 1.0)
-    patch.setattr(broker_workload, "NEWEST_SHARE", 1.0)
-    patch.setattr(broker_workload, "RISES_S", (0.0,))
 
 
 @plant("acks-not-in-the-snapshot", "acked-again", "state-differs", "CorruptLog", conditions=shared, start=10)

@@ -6,9 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
-from escrowmq.replication.format.codec import ENVELOPE, Op, OpType, decode_command, encode_command
+from escrowmq.replication.format.codec import ENVELOPE, Op, decode_command, encode_command
+from escrowmq.replication.format.operation import OpType
 from escrowmq.replication.replica import admission
 from escrowmq.replication.replica.admission import Admission, ComposedEntry, References
 from escrowmq.replication.replica.entry_writing import Submission
@@ -40,8 +42,7 @@ def deduplication_off(patch: pytest.MonkeyPatch) -> None:
     message = StateMachine._message
 
     def again(self: StateMachine, index: int, op: Op) -> Result:
-        topic, number, producer, epoch, _, count = op.meta[:6]
-        return message(self, index, Op(op.type, (topic, number, producer, epoch, -1, count), *op[2:]))
+        return message(self, index, op._replace(meta=msgspec.structs.replace(op.meta, seq=-1)))
 
     rewire(patch, OpType.MESSAGE, again)
 
@@ -141,17 +142,17 @@ def offsets_at_prepare(patch: pytest.MonkeyPatch) -> None:
     prepare = StateMachine._prepare
 
     def early(self: StateMachine, index: int, op: Op, attached: Sequence[Op]) -> Result:
-        known = set(self.transactions.app(op.meta[0]).open)
+        known = set(self.transactions.app(op.meta.app).open)
         result = prepare(self, index, op, attached)
-        table = self.transactions.app(op.meta[0])
-        for tx_id in op.meta[2]:
+        table = self.transactions.app(op.meta.app)
+        for tx_id in op.meta.tx_ids:
             if tx_id not in known and tx_id in table.open:
                 _index_all(self, table.open[tx_id])
         return result
 
     def settle_only(self: StateMachine, index: int, op: Op) -> Result:
         self._pending_refs = []
-        app, tx_ids, by, _ = op.meta
+        app, tx_ids, by = op.meta.app, op.meta.tx_ids, op.meta.by
         return self._settle(self.transactions.app(app), app, tx_ids, by, COMMITTED)
 
     patch.setattr(StateMachine, "_prepare", early)
@@ -225,7 +226,7 @@ def torn_by_partition(patch: pytest.MonkeyPatch) -> None:
     late: dict[int, list[Any]] = {}
 
     def commit(self: StateMachine, index: int, op: Op) -> Result:
-        app, tx_ids, by, _ = op.meta
+        app, tx_ids, by = op.meta.app, op.meta.tx_ids, op.meta.by
         refs, self._pending_refs = self._pending_refs, []
         result = self._settle(self.transactions.app(app), app, tx_ids, by, COMMITTED)
         if result is OK:
@@ -242,7 +243,7 @@ def rollback_leaves_messages(patch: pytest.MonkeyPatch) -> None:
     """A rollback settles the transaction, but its messages become readable anyway."""
 
     def rollback(self: StateMachine, index: int, op: Op) -> Result:
-        app, tx_ids, by = op.meta[:3]
+        app, tx_ids, by = op.meta.app, op.meta.tx_ids, op.meta.by
         table = self.transactions.app(app)
         records = [table.open[tx_id] for tx_id in tx_ids if tx_id in table.open]
         result = self._settle(table, app, tx_ids, by, ROLLED_BACK)
@@ -269,6 +270,7 @@ def commit_drops_a_reference(patch: pytest.MonkeyPatch) -> None:
     "duplicate",
     "committed-twice",
     "wrong-place",
+    start=1,
 )
 def reads_of_uncommitted(patch: pytest.MonkeyPatch) -> None:
     """A reader also gets plain messages of entries that are in the log but not committed."""
@@ -292,9 +294,9 @@ def _with_tail(replica: Replica, result: FetchResult, offset: int) -> FetchResul
     for index in range(replica.state.applied_index + 1, replica.journal.last_index + 1):
         command = replica.journal.read(index)
         for op in decode_command(command)[1] if command[0] == 0 else ():
-            if op.type == OpType.MESSAGE and tuple(op.meta[:2]) == (topic, number):
-                runs.append((at, op.meta[5], 0, op.body_size))
-                at += op.meta[5]
+            if op.type == OpType.MESSAGE and (op.meta.topic, op.meta.partition) == (topic, number):
+                runs.append((at, op.meta.count, 0, op.body_size))
+                at += op.meta.count
                 blob += command[op.body_pos : op.body_pos + op.body_size]
     return topic, number, code, start, max(at, end), runs, blob
 
@@ -334,8 +336,7 @@ def group_offsets_twice(patch: pytest.MonkeyPatch) -> None:
 
     def again(self: GroupOperations, index: int, op: Op) -> Result:
         result = plain(self, index, op)
-        group, topic, flat = op.meta
-        key = (self, group, topic, *flat[::2])
+        key = (self, op.meta.group, op.meta.topic, *op.meta.offsets[::2])
         if key in before:
             plain(self, index, before[key])
         before[key] = op
@@ -445,7 +446,7 @@ def _places(record: OpenTx) -> list[tuple[int, ...]]:
     "goes-by-its-name",
     "unexpected-answer",
     groups=2,
-    conditions=world({"firsts": {"t": 1, "u": 0}, "level_at_s": 0.1}),
+    conditions=world({"firsts": {"t": 1, "u": 0}}),
 )
 def goes_by_its_name(patch: pytest.MonkeyPatch) -> None:
     """A group hosts the partitions that the topic's name would give it, whatever the topic's first group

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from escrowmq.replication.format.codec import Op
-from escrowmq.replication.model import ResultCode
+from escrowmq.replication.format.timer_ops import Cancel
+from escrowmq.replication.model import NO_ID, ResultCode
 from escrowmq.replication.raft.replicator import GroupClock
 from escrowmq.replication.replica import checkpoints
 from escrowmq.replication.replica.compaction import Compaction
@@ -23,16 +24,14 @@ from escrowmq.replication.state.timers import TimerCounts, Timers, records_of
 from escrowmq.replication.timers import sealed_file
 from escrowmq.replication.timers.record import FIRST_KEY, living
 from tests.controls.planting import plant
-from tests.sim import broker_workload, delayed
+from tests.sim import delayed
 
 LOST = ("schedule-lost", "timers-differ", "CorruptLog")
 
 
 def timed(patch: pytest.MonkeyPatch) -> None:
-    """All groups have the level of delayed messages from the start, and clients that use them."""
+    """There are clients that use delayed messages."""
     patch.setattr(delayed, "SHARE", 1.0)
-    patch.setattr(broker_workload, "NEWEST_SHARE", 1.0)
-    patch.setattr(broker_workload, "RISES_S", (0.0,))
 
 
 def merging_eagerly(patch: pytest.MonkeyPatch) -> None:
@@ -49,7 +48,7 @@ def created_again(patch: pytest.MonkeyPatch) -> None:
     patch.setitem(delayed.RECREATED, "share", 1.0)
 
 
-@plant("released-early", "early", "schedule-lost", "late", conditions=timed, start=14)
+@plant("released-early", "early", "schedule-lost", "late", conditions=timed, start=18)
 def released_early(patch: pytest.MonkeyPatch) -> None:
     """A leader releases messages 50 ms before their time."""
     due = Releases.due
@@ -135,9 +134,9 @@ def cancelled_in_secret(patch: pytest.MonkeyPatch) -> None:
     """A cancellation is carried out and answered as too late."""
     cancel = Releases.cancel
 
-    def secret(self: Releases, meta: Sequence[Any], deleting: Counter[Any], timing: Timing) -> Any:
+    def secret(self: Releases, meta: Cancel, deleting: Counter[Any], timing: Timing) -> Any:
         frame, _ = cancel(self, meta, deleting, timing)
-        late = [[at, int(ResultCode.UNKNOWN_TIMER), None] for at in range(len(meta[2]) // 3)]
+        late = [[at, int(ResultCode.UNKNOWN_TIMER), None] for at in range(len(meta.keys) // 3)]
         return frame, [int(ResultCode.PARTIAL), late]
 
     patch.setattr(Releases, "cancel", secret)
@@ -165,11 +164,11 @@ def schedules_repeated(patch: pytest.MonkeyPatch) -> None:
 
     def again(self: TimerOperations, index: int, now_ms: int, op: Op) -> list[Any]:
         meta = op.meta
-        partition = self._topics.find(meta[0], meta[1])
-        key = (meta[2], getattr(partition, "slot", -1))
+        partition = self._topics.find(meta.topic, meta.partition)
+        key = (meta.producer, getattr(partition, "slot", -1))
         known = ProducerMemory.get(self._producers, key)
         seq = 0 if known is None else known[1]
-        return scheduled(self, index, now_ms, Op(op.type, (*meta[:4], seq, *meta[5:]), *op[2:]))
+        return scheduled(self, index, now_ms, op._replace(meta=replace(meta, seq=seq)))
 
     patch.setattr(TimerOperations, "scheduled", again)
 
@@ -191,7 +190,7 @@ def tombstones_lost_by_merges(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(sealed_file, "settled", living)
 
 
-@plant("time-stands-still", "late", conditions=timed, often={"leader-ahead": 10}, start=3)
+@plant("time-stands-still", "late", conditions=timed, often={"leader-ahead": 20, "clock-wall": 20}, start=21)
 def time_stands_still(patch: pytest.MonkeyPatch) -> None:
     """The group's time waits until the clocks have caught up with the last entry."""
 
@@ -235,9 +234,7 @@ def scheduled_for_the_namesake(patch: pytest.MonkeyPatch) -> None:
     scheduled = TimerOperations.scheduled
 
     def anywhere(self: TimerOperations, index: int, now_ms: int, op: Op) -> list[Any]:
-        partition = self._topics.find(op.meta[0], op.meta[1])
-        topic_id = getattr(partition, "topic_id", 0)
-        return scheduled(self, index, now_ms, Op(op.type, (*op.meta[:10], topic_id), *op[2:]))
+        return scheduled(self, index, now_ms, op._replace(meta=replace(op.meta, topic_id=NO_ID)))
 
     patch.setattr(TimerOperations, "scheduled", anywhere)
 

@@ -6,12 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
 from escrowmq.actors.broker import coordinator
 from escrowmq.actors.broker.coordinator import GroupCoordinator
-from escrowmq.replication.format.codec import Op, OpType
-from escrowmq.replication.model import TopicInfo
+from escrowmq.replication.format.codec import Op
+from escrowmq.replication.format.operation import OpType
+from escrowmq.replication.model import NO_ID, TopicInfo
 from escrowmq.replication.replica import replica
 from escrowmq.replication.replica.checkpoints import Checkpoints
 from escrowmq.replication.replica.compaction import RetentionRound
@@ -19,11 +21,11 @@ from escrowmq.replication.replica.entry_writing import TopicsUnderWay
 from escrowmq.replication.state import machine, snapshot
 from escrowmq.replication.state.group_offsets import GroupOffsets
 from escrowmq.replication.state.machine import OK, StateMachine
-from escrowmq.replication.state.topics import LEVEL_OF_IDS, TopicTable
+from escrowmq.replication.state.topics import TopicTable
 from tests.controls.planting import plant
 from tests.controls.scenes import FORGETFUL, world
 from tests.controls.state_faults import rewire
-from tests.sim import broker_app, broker_workload, topic_changes
+from tests.sim import broker_app, topic_changes
 from tests.sim.recreated import clients as recreated_clients
 from tests.sim.recreated import group as recreated_group
 from tests.sim.recreated import topic as recreated_topic
@@ -114,7 +116,6 @@ def snapshot_without_what_is_forgotten(patch: pytest.MonkeyPatch) -> None:
 def recreated_often(patch: pytest.MonkeyPatch) -> None:
     """In every schedule a topic is deleted and created again, several times a second."""
     patch.setattr(recreated_topic, "SHARE", 1.0)
-    patch.setattr(broker_workload, "NEWEST_SHARE", 1.0)
     patch.setattr(recreated_topic, "LIFE_S", 0.3)
     patch.setattr(recreated_topic, "PAUSE_S", 0.01)
     patch.setattr(recreated_topic, "HASTY", 0.8)
@@ -143,12 +144,9 @@ def name_for_the_topic(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(TopicsUnderWay, "is_another", lambda *args: False)
 
 
-RISING = world({"level": LEVEL_OF_IDS - 1, "rises_at_s": 0.5, "level_at_s": 0.1})
-
-
-@plant("group-0-gives-ids-first", "level-order", groups=2, conditions=RISING)
-def group_0_gives_ids_first(patch: pytest.MonkeyPatch) -> None:
-    """Group 0 gives topics ids before every other group understands them."""
+@plant("group-0-rises-first", "level-order", groups=2, conditions=world({"rises_at_s": 0.5}))
+def group_0_rises_first(patch: pytest.MonkeyPatch) -> None:
+    """Group 0 reaches a format level before the other groups."""
     patch.setattr(replica, "ahead_of", lambda gid, found: ())
 
 
@@ -197,7 +195,7 @@ def late_batch_in_a_namesake(patch: pytest.MonkeyPatch) -> None:
     inner = StateMachine._message
 
     def message(self: StateMachine, index: int, op: Op) -> Any:
-        return inner(self, index, op._replace(meta=op.meta[:7]))
+        return inner(self, index, op._replace(meta=msgspec.structs.replace(op.meta, topic_id=NO_ID)))
 
     rewire(patch, OpType.MESSAGE, message)
 
@@ -208,6 +206,7 @@ def late_prepare_in_a_namesake(patch: pytest.MonkeyPatch) -> None:
     inner = machine.places
 
     def by_name(topics: TopicTable, attached: Sequence[Op]) -> Any:
-        return inner(topics, [op._replace(meta=op.meta[:4]) for op in attached])
+        anywhere = [op._replace(meta=msgspec.structs.replace(op.meta, topic_id=NO_ID)) for op in attached]
+        return inner(topics, anywhere)
 
     patch.setattr(machine, "places", by_name)

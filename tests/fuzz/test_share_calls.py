@@ -24,7 +24,6 @@ from escrowmq.replication.format.share_ops import EARLIEST, share_ack, share_cre
 from escrowmq.replication.host import sharing
 from tests.fuzz.engine import EXAMPLES, drawn
 from tests.support.broker_group import BrokerGroup
-from tests.support.waiting import wait_until
 
 HONEST, OTHER = "0" * 32, "1" * 32
 ROW = encode_row(None, b"v", None, None)
@@ -76,8 +75,7 @@ class Broker:
         self.trio = BrokerGroup(path, config, replicas=1)
         self.trio.start()
         self.parts = self.trio.leader().parts
-        wait_until(lambda: self.parts.running.levels().applied >= 9, what="format level 9")
-        ((_, self.topic_id),) = self.trio.submit(ops.create_topic("t", {"partitions": 2}, None, 0))
+        ((_, self.topic_id),) = self.trio.submit(ops.create_topic("t", {"partitions": 2}))
         for partition in (0, 1):
             self.trio.submit(share_create("g", "t", partition, EARLIEST, self.topic_id))
         self.trio.submit(ops.message("t", 0, "p", 0, -1, [ROW] * 10, -1, self.topic_id))

@@ -35,7 +35,7 @@ from dataclasses import dataclass, field
 from math import comb
 from typing import Any, NamedTuple
 
-from escrowmq.replication.format.internal_topics import DEFAULTS
+from escrowmq.replication.format.settings import DEFAULTS
 from escrowmq.replication.format.share_ops import BY_TABLE, REJECT
 from escrowmq.replication.sharing.window import EXPIRIES_MAX
 from tests.history.events import Event

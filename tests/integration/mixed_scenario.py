@@ -1,9 +1,9 @@
 """The scenario of test_mixed_software.py, in its own process: a process can connect to only one Ray cluster.
 
-Three Ray nodes on this machine run the software before the last format level, and a cluster of two broker
-groups. Node after node is upgraded while clients of both versions work; in every mixture replicas of both
-versions lead each group. Ray's head, with the supervisor, comes last: the whole cluster is started again.
-Run by hand: ``RAY_AUTH_MODE=disabled python -m tests.integration.mixed_scenario DIRECTORY``.
+Three Ray nodes on this machine run today's software, and a cluster of two broker groups. Node after node is
+upgraded to a version with one format level more, while clients of both versions work; in every mixture
+replicas of both versions lead each group. Ray's head, with the supervisor, comes last: the whole cluster is
+started again. Run by hand: ``RAY_AUTH_MODE=disabled python -m tests.integration.mixed_scenario DIRECTORY``.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ import ray
 from ray.cluster_utils import Cluster as RayCluster
 
 import escrowmq
-from escrowmq import Cluster, EscrowMQError, Message
+from escrowmq import Cluster, EscrowMQError
 from escrowmq.cluster.ray_use import system_config
 from escrowmq.cluster.settings import RaySettings
 from escrowmq.replication.state.machine import LEVEL_MAX
-from tests.support.earlier_software import LEVEL, unpacked
+from tests.support.next_software import LEVEL, made
 
 TODAY = Path(__file__).parents[2]
 NODES = ("n0", "n1", "n2")
@@ -123,11 +123,11 @@ class MixedStory:
 
     def __init__(self, directory: Path) -> None:
         self.directory, self.data_dir = directory, directory / "data"
-        self.earlier = unpacked(directory / "earlier")
+        self.next = made(directory / "next")
         self.clients: list[Client] = []
-        self.machines = self._head(self.earlier)
-        self.nodes = {name: self._node(name, self.earlier) for name in NODES[1:]}
-        self.software = dict.fromkeys(NODES, self.earlier)
+        self.machines = self._head(TODAY)
+        self.nodes = {name: self._node(name, TODAY) for name in NODES[1:]}
+        self.software = dict.fromkeys(NODES, TODAY)
 
     def _head(self, software: Path) -> RayCluster:
         return RayCluster(
@@ -184,44 +184,44 @@ class MixedStory:
 
     # -------------------------------------------------------------- the story
     def comes_up(self) -> None:
-        self.up(self.earlier)
+        self.up(TODAY)
         self.cluster: Cluster = escrowmq.connect(self.machines.address)
         until("the cluster is healthy", self.healthy)
         assert sorted({seat["node"] for seat in self.seats().values()}) == list(NODES)
-        until("the groups have the earlier version's level", lambda: self.levels() == {LEVEL})
+        until("the groups have today's level", lambda: self.levels() == {LEVEL_MAX})
         self.cluster.admin.create_topic("t", GROUPS)
         address, directory = self.machines.address, self.directory
         self.clients += [
-            Client("earlier", self.earlier, address, directory),
             Client("today", TODAY, address, directory),
+            Client("next", self.next, address, directory),
         ]
         self.all_work()
-        say("two groups of the earlier version, and clients of both")
+        say("two groups of today's version, and clients of both")
 
     def all_work(self) -> None:
         for client in self.clients:
             client.works()
 
     def upgrade(self, name: str) -> None:
-        """Stop a node, and start it with today's software and its data."""
+        """Stop a node, and start it with the next software and its data."""
         self.machines.remove_node(self.nodes.pop(name), allow_graceful=False)
         self.all_work()
-        self.nodes[name] = self._node(name, TODAY)
-        self.software[name] = TODAY
+        self.nodes[name] = self._node(name, self.next)
+        self.software[name] = self.next
         until(f"{name} is back", self.healthy)
         self.all_work()
-        assert self.levels() == {LEVEL}, "a replica of the earlier version could not follow"
+        assert self.levels() == {LEVEL_MAX}, "a replica of today's version could not follow"
         say(f"{name} is upgraded")
 
     def everybody_leads(self) -> None:
         """Kill leaders until a replica of each version has led each group, with all others following it."""
         for gid in range(GROUPS):
-            for software in (self.earlier, TODAY):
+            for software in (TODAY, self.next):
                 self.leads(gid, software)
                 self.all_work()
         until("all is well again", self.healthy)
-        upgraded = [name for name in NODES if self.software[name] == TODAY]
-        say(f"replicas of both versions have led each group; of today's are {', '.join(upgraded)}")
+        upgraded = [name for name in NODES if self.software[name] == self.next]
+        say(f"replicas of both versions have led each group; of the next are {', '.join(upgraded)}")
 
     def leads(self, gid: int, software: Path) -> None:
         """Kill leaders until a replica of that version leads."""
@@ -277,33 +277,26 @@ class MixedStory:
         """The supervisor's node comes last. Here it is Ray's head, so everything is started again."""
         content = self.read_all()
         self.cluster.close()
-        self.escrowmq(TODAY, "down")
+        self.escrowmq(self.next, "down")
         ray.shutdown()
         self.machines.shutdown()
-        self.machines = self._head(TODAY)
-        self.nodes = {name: self._node(name, TODAY) for name in NODES[1:]}
-        self.software = dict.fromkeys(NODES, TODAY)
-        self.up(TODAY)
+        self.machines = self._head(self.next)
+        self.nodes = {name: self._node(name, self.next) for name in NODES[1:]}
+        self.software = dict.fromkeys(NODES, self.next)
+        self.up(self.next)
         self.cluster = escrowmq.connect(self.machines.address)
         until("the cluster is healthy", self.healthy)
         assert self.read_all() == content
-        until("the groups have today's level", lambda: self.levels() == {LEVEL_MAX})
+        until("the groups have the next level", lambda: self.levels() == {LEVEL})
         say("the head is upgraded, and the groups reached the next level")
 
     def uses_the_new_level(self) -> None:
-        """A topic that is created again has a higher id, and nothing of the one before."""
-        admin = self.cluster.admin
-        before = admin.create_topic("new")
-        self.clients = [Client("last", TODAY, self.machines.address, self.directory)]
-        with self.cluster.producer(app="new") as producer:
-            producer.send(Message("new", b"old")).result(30.0)
-            admin.delete_topic("new")
-            assert admin.create_topic("new").topic_id > before.topic_id > 0
-            assert producer.send(Message("new", b"new")).result(30.0).offset == 0
-        self.all_work()
-        self.clients[0].rest()
-        self.clients[0].end()
-        self.escrowmq(TODAY, "down")
+        """A stable cut takes an operation of that level, which the groups refused before."""
+        cut = self.cluster.admin.stable_cut(["t"])
+        assert {number: cut["t", number] for number in range(GROUPS)} == {
+            number: counted.total() for number, counted in self.read_all().items()
+        }
+        self.escrowmq(self.next, "down")
         say("done")
 
 

@@ -1,13 +1,16 @@
-"""An upgrade, node by node: brokers and clients of an earlier version and of today's in one cluster."""
+"""An upgrade, node by node: brokers and clients of today's version and of a next one in one cluster."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from tests.integration.stories import told
-from tests.support.earlier_software import LEVEL, unpacked
+from tests.support.next_software import LEVEL, made
 
 
 @pytest.mark.long
@@ -18,9 +21,21 @@ def test_a_cluster_is_upgraded_node_by_node_while_clients_of_both_versions_work(
     told("mixed_scenario", "done", patience_s=580.0)
 
 
-def test_the_earlier_software_is_whole(tmp_path: Path) -> None:
-    place = unpacked(tmp_path / "earlier")
-    assert (
-        f"LEVEL_MAX = {LEVEL}\n" in (place / "escrowmq" / "replication" / "state" / "machine.py").read_text()
+def test_the_next_software_has_one_level_more(tmp_path: Path) -> None:
+    place = made(tmp_path / "next")
+    code = (
+        "from escrowmq.replication.format import ops; "
+        "from escrowmq.replication.state.machine import LEVEL_MAX; "
+        "print(LEVEL_MAX, ops.Cut.LEVEL, ops.MessageOp.LEVEL, ops.__file__)"
     )
-    assert (place / "escrowmq" / "cluster" / "cli" / "__init__.py").exists()
+    environment = {**os.environ, "PYTHONPATH": str(place)}
+    told = subprocess.run(
+        [sys.executable, "-c", code],
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    *levels, where = told.stdout.split()
+    assert levels == [str(LEVEL), str(LEVEL), "1"] and where.startswith(str(place))

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from escrowmq.replication.errors import NotSupported
 from escrowmq.replication.model import Message
 from tests.integration.spark_modes import MODES, shared
 from tests.support.waiting import wait_until
@@ -40,15 +39,6 @@ def wide(ray_local: str) -> Iterator[Cluster]:
     import escrowmq
 
     with escrowmq.start_local(groups=2, replicas=1, namespace="spark-cut") as running:
-
-        def cuts() -> bool:
-            try:
-                return bool(running.stable_cut([topic]))
-            except NotSupported:
-                return False
-
-        running.admin.create_topic(topic := "before", partitions=2)
-        wait_until(cuts, 60.0, "the format level of cuts")
         yield running
 
 

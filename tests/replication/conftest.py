@@ -43,7 +43,7 @@ def setup(tmp_path: Path) -> ReplicaSetup:
         submit = Parts(replica).requests.submit
         assert submit(ops.create_topic("t", {"partitions": 1}))[0] == "ok"
         for number in range(20):
-            assert submit(prepare([f"x{number}"], size=10_000)) == ("ok", [[0]])
+            assert submit(prepare([f"x{number}"], size=10_000))[:2] == ("ok", [[0]])
             assert submit(ops.commit("app", [f"x{number}"])) == ("ok", [[0]])
         wait_until(lambda: list((setup.data_dir / "log").glob("*.runs")), what="a checkpoint")
     return setup

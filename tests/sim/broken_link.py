@@ -41,7 +41,7 @@ class BrokenLink:
     def _break(self) -> None:
         if self.link is None or self._begun:
             return
-        if not self.works(0) or not self._sim.clients_began:  # some wait for levels, which need all replicas
+        if not self.works(0):
             self._sim.world.later(STEP_S, self._break)
             return
         self._begun = True

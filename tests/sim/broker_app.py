@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from escrowmq.actors.consumer.fetcher import NO_END
-from escrowmq.replication.format.codec import decode_lazily, decode_rows
-from escrowmq.replication.format.packing import LEVEL_OF_PACKED, PACKED, PackedRows
+from escrowmq.replication.format.codec import decode_rows
 from escrowmq.replication.host.due_checks import lock_due
 from escrowmq.replication.host.running_replica import TIMER_S
 from escrowmq.replication.model import NO_ID
@@ -23,7 +22,6 @@ from tests.history.events import identify
 from tests.sim.contents import everything
 from tests.sim.searching import Searching
 from tests.sim.workload import Cluster, ReplicaContext
-from tests.sim.world import Violation
 
 BLOCK_ENTRIES = 8  # log indexes of a block in which delayed messages are counted
 DIGEST_EVERY = 32  # entries; the digest walks the whole state
@@ -105,7 +103,7 @@ class BrokerApplication:
 
     def attach(self, raft: RaftNode) -> None:
         self.replica.attach(_Telling(raft, self), raft.clocks)
-        raft.clocks.tell = lambda: self.replica.told_ms(int(self._context.wall_clock() * 1000))
+        raft.clocks.tell = lambda: int(self._context.wall_clock() * 1000)
 
     def apply(self, index: int, term: int, command: bytes) -> Any:
         results = self.replica.apply(index, term, command)
@@ -166,10 +164,6 @@ class BrokerApplication:
         results = self._context.guarded(lambda: self.replica.fetch([request], max_bytes))
         if not results:
             return None
-        level = self.replica.state.level
-        if level < LEVEL_OF_PACKED and _has_packed(results[0]):
-            text = f"{topic}/{number} has compressed values at a replica of format level {level}"
-            raise Violation(text, "compressed-early")
         self.searching.after(results[0])
         return results[0]
 
@@ -191,12 +185,6 @@ def _empty_state(gid: int, groups: int) -> StateMachine:
     state = StateMachine(gid, groups)
     state.timers.counts.block_entries = BLOCK_ENTRIES
     return state
-
-
-def _has_packed(result: FetchResult) -> bool:
-    blob = bytes(result[6])
-    count = sum(run[1] for run in result[5])
-    return PACKED in blob and isinstance(decode_lazily(blob, count), PackedRows)
 
 
 def ids_of(result: FetchResult, offset: int) -> list[tuple[int, str]]:

@@ -7,16 +7,13 @@ Everything that they do and read is recorded in one history, whose checker runs 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 from escrowmq.actors.admin.topic_creation import topic_settings
-from escrowmq.replication.calling.answers import LevelReport
 from escrowmq.replication.format import ops
 from escrowmq.replication.model import ResultCode
-from escrowmq.replication.state.machine import LEVEL_MAX, Result
+from escrowmq.replication.state.machine import Result
 from tests.history.events import Sent
 from tests.history.report import Report
 from tests.sim import crowd as crowds
@@ -49,10 +46,6 @@ TAKEN_UP, TAKEN_UP_S = 0.7, 5.0  # share of what a dead producer left open under
 TWICE, TWICE_S = 0.05, (0.0, 0.02, 0.3)  # share of transactions begun again elsewhere while they run
 #: So many unanswered checks that no transaction of an app that answers is left to operators.
 CHECK_MAX = 100
-LEVEL = 3  # the highest format level in some schedules; in the others it is the newest
-NEWEST_SHARE = 0.5
-RISES_S = (0.0, 0.0, 0.0, 3.0, math.inf)  # when the level rises
-RISE_EVERY_S = 0.02  # between two looks whether the newest level is reached
 READS = 5  # final reads of everything: each may find the damage of one replica
 
 
@@ -86,15 +79,11 @@ class BrokerWorkload(Acting):
         self._working = [self._hire(app) for app in APPS]
         self.feedback = [self._new_feedback("shop", topic) for topic in ("t", "u")]
         self.consumers = [Consumer(f"c{n}", self.desk, self.ledger) for n in range(2)]
-        self._levels = cluster.world.stream("levels")
-        newest = cluster.world.stream("newest-level").random() < NEWEST_SHARE
-        self._level = LEVEL_MAX if newest else LEVEL
-        self._level_2_at = self._levels.choice(RISES_S)
-        if newest:
-            self._keep_rising()
+        self._again = cluster.world.stream("begun-again")
         self.crowd = None
         if self.crowded and cluster.world.stream("crowded").random() < crowds.SHARE:
-            self.crowd = Crowd(self.desk, self.ledger, self._of_crowd, self._number)
+            topics = crowds.topics([self.desk])
+            self.crowd = Crowd(self.desk, self.ledger, self._of_crowd, self._number, topics)
         self.leader_reads = LeaderReads(self.desk)
         self.changes = TopicChanges([cluster], PLACES)
         self.recreated = RecreatedTopic([cluster], members=True)
@@ -153,7 +142,6 @@ class BrokerWorkload(Acting):
             self._begin(cluster)
         if self._topics < 2:
             return
-        self._go_up()
         for number, producer in enumerate(self._working):
             if not producer.alive:
                 self._working[number] = self._hire(producer.app)
@@ -171,43 +159,27 @@ class BrokerWorkload(Acting):
         self.shares.act()
         self.questions.act()
 
-    def _keep_rising(self) -> None:
-        """As a broker's background thread: one level after the other, whatever clients do."""
-        self._go_up()
-        self.desk.later(RISE_EVERY_S, self._keep_rising)
-
-    def _go_up(self) -> None:
-        """Raise the format level, as if all replicas were upgraded: early, in the middle, or never."""
-        assert self._cluster is not None
-        if self._cluster.world.elapsed_s >= self._level_2_at:
-            for replica, app in self.desk.leaders():
-                level = app.replica.state.level
-                if level < self._level:
-                    told = [LevelReport(self._level, level)] * len(self._cluster.replicas)
-                    replica.guarded(partial(app.replica.raise_level, told))
-
     def _take_up(self, dead: Producer, successor: Producer) -> None:
         """The application retries, with the same ids that it gave, what the dead producer left behind."""
         for tx in dead.left_behind():
-            if self._levels.random() < TAKEN_UP:
-                self.desk.later(TAKEN_UP_S * self._levels.random(), successor.take_up, tx)
+            if self._again.random() < TAKEN_UP:
+                self.desk.later(TAKEN_UP_S * self._again.random(), successor.take_up, tx)
 
     def _transact(self) -> None:
         count = self._rng.choice((1, 1, 1, 3))
         first, self._numbers = self._numbers + 1, self._numbers + count
         producer = self._rng.choice(self._working)
         batch = producer.transact(range(first, first + count))
-        if self._levels.random() < TWICE:
+        if self._again.random() < TWICE:
             self._run_twice(producer, batch)
 
     def _run_twice(self, producer: Producer, batch: Sequence[ClientTx]) -> None:
         """Another live process of the app runs the same transaction at the same time, with its id."""
         others = [p for p in self._working if p.alive and p is not producer and p.app == producer.app]
-        # Not one that was prepared in version 1: its copies are refused once another producer owns it.
-        tx = next((tx for tx in batch if tx.content is not None and tx.owned), None)
+        tx = next((tx for tx in batch if tx.content is not None), None)
         if tx is not None and others:
             tx.fenced = True  # its owner does not know the state of the other process's local transaction
-            self.desk.later(self._levels.choice(TWICE_S), self._levels.choice(others).take_up, tx)
+            self.desk.later(self._again.choice(TWICE_S), self._again.choice(others).take_up, tx)
 
     def _send(self) -> None:
         self._rng.choice(self._working).send(self._number())

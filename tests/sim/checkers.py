@@ -172,7 +172,7 @@ class Feedback:
         if chance < 0.2:
             return TransactionState.UNKNOWN, Trouble.NONE
         tx = self._ledger.transactions[self.app, tx_id]
-        if tx.owned and not tx.fenced:
+        if not tx.fenced:
             return STATES[stands or self._ledger.no_row(self.app, tx_id)], Trouble.NONE
         # A local transaction may still run in another process; the fence decides which of the two wins.
         return STATES[stands or self._ledger.settle_locally(self.app, tx_id, "ROLLBACK")], Trouble.NONE

@@ -2,22 +2,20 @@
 
 Leaders go by the lower median of the voters' clocks. So no release may be in an entry with a later time than
 the lower median of the furthest that each clock has ever been ahead: a leader that goes by its own clock is
-found as ``early``. Before format level 9 it may, and what it wrote then counts as reached.
+found as ``early``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from escrowmq.replication.format.codec import Op, OpType
-from escrowmq.replication.replica.replica import LEVEL_OF_CLOCKS
+from escrowmq.replication.format.codec import Op
+from escrowmq.replication.format.operation import OpType
 from tests.sim.workload import Cluster
 from tests.sim.world import WALL_S, Violation
 
 #: What is told goes on for a second, by clocks that may jump.
 TOLERANCE_MS = 2_000
-#: Entries that may have been written before LEVEL was applied and stand behind it.
-IN_FLIGHT = 8
 
 
 class ClockBound:
@@ -26,8 +24,6 @@ class ClockBound:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._ahead_s: dict[str, float] = {}  # by replica: the furthest that its clock was ever ahead
-        self._before_ms = 0.0  # how far ahead entries were before the level
-        self._since: int | None = None  # entries from this one on go by the group's clocks
 
     def look(self) -> None:
         """Note where the clocks are now. Call it often."""
@@ -39,15 +35,10 @@ class ClockBound:
         """An entry is applied by the first replica. Raises Violation."""
         self.look()
         ahead_ms = now_ms - (WALL_S + self._cluster.world.now) * 1000
-        if self._since is None or index < self._since:
-            self._before_ms = max(self._before_ms, ahead_ms)
-            if any(op.type == OpType.LEVEL and op.meta[0] >= LEVEL_OF_CLOCKS for op in ops):
-                self._since = self._since or index + IN_FLIGHT
-            return
         if len(self._ahead_s) != len(self._cluster.replicas) or self._cluster.replicas[0].members_change:
             return  # the voters are not known here
         clocks = sorted(self._ahead_s.values())
-        reached_ms = max(clocks[(len(clocks) - 1) // 2] * 1000, self._before_ms) + TOLERANCE_MS
+        reached_ms = clocks[(len(clocks) - 1) // 2] * 1000 + TOLERANCE_MS
         if ahead_ms > reached_ms and any(op.type == OpType.RELEASE for op in ops):
             raise Violation(
                 f"entry {index} releases {ahead_ms:.0f} ms ahead of the clocks' {reached_ms:.0f}", "early"

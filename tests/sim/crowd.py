@@ -12,13 +12,15 @@ from typing import Any
 
 from escrowmq.actors.admin.topic_creation import topic_settings
 from escrowmq.replication.format import ops
-from escrowmq.replication.format.codec import PrepareExtra, encode_row
+from escrowmq.replication.format.codec import encode_row
+from escrowmq.replication.format.ops import PrepareExtra
 from escrowmq.replication.model import ResultCode
 from tests.history.events import Sent, body
 from tests.sim.coverage import Phase
 from tests.sim.desk import Desk
 from tests.sim.ledger import ClientTx, Ledger
 from tests.sim.producers import prepare_request
+from tests.sim.topics import Topics
 from tests.sim.world import Violation
 
 #: The app that has a transaction in every topic.
@@ -36,11 +38,21 @@ NAMES = [f"m{n}" for n in range(TOPICS)]
 Add = Callable[[str, str, list[Sent]], ClientTx]
 
 
+def topics(desks: Sequence[Desk]) -> list[Topics]:
+    """Create the topics of the crowds of all groups."""
+    settings = topic_settings(1, transaction_timeout_ms=500)
+    batches = [NAMES[at : at + CREATED_AT_ONCE] for at in range(0, TOPICS, CREATED_AT_ONCE)]
+    created = [Topics(desks, dict.fromkeys(names, settings)) for names in batches]
+    for batch in created:
+        batch.are_there()  # they are soon
+    return created
+
+
 class Crowd:
     """The crowd of one group.
 
-    ``topics``: those whose single partition is in this group. ``forgets``: ids are forgotten while requests
-    are retried, so the group may not know one.
+    ``topics``: see there; ``names``: of those whose single partition is in this group. ``forgets``: ids are
+    forgotten while requests are retried, so the group may not know one.
     """
 
     def __init__(
@@ -49,40 +61,28 @@ class Crowd:
         ledger: Ledger,
         add: Add,
         number: Callable[[], int],
-        topics: Sequence[str] = NAMES,
+        topics: Sequence[Topics],
+        names: Sequence[str] = NAMES,
         *,
         gid: int = -1,
         forgets: bool = False,
     ) -> None:
         self.desk, self.ledger, self.forgets = desk, ledger, forgets
         self.rng = desk.world.stream(f"crowd{desk.cluster.prefix}")
-        self.places = [(topic, 0) for topic in topics]
+        self.places = [(topic, 0) for topic in names]
         self.busy = 0
         self.heard_ms = -1
-        self.speaks_version_2 = False
-        self._add, self._number, self._gid = add, number, gid
-        self._missing = 0
+        self._add, self._number, self._gid, self._topics = add, number, gid, topics
         self._next_s = 0.0
-        settings = topic_settings(1, transaction_timeout_ms=500)
-        for at in range(0, TOPICS, CREATED_AT_ONCE):
-            names = NAMES[at : at + CREATED_AT_ONCE]
-            self._missing += len(names)
-            frames = b"".join(ops.create_topic(name, settings) for name in names)
-            desk.call(frames, self._created, lambda: True)
-
-    def _created(self, results: list[Any]) -> None:
-        if any(result[0] not in (ResultCode.OK, ResultCode.DUPLICATE) for result in results):
-            raise Violation(f"CREATE_TOPIC was answered {results}", "unexpected-answer")
-        self._missing -= len(results)
 
     def act(self) -> None:
         """Begin some transactions, if it is time and not too many are in progress."""
         now_s = self.desk.world.elapsed_s
-        if self._missing or now_s < self._next_s or self.busy >= AT_ONCE or self.desk.cluster.calm:
+        if now_s < self._next_s or not all(some.are_there() for some in self._topics):
+            return
+        if self.busy >= AT_ONCE or self.desk.cluster.calm:
             return
         self._next_s = now_s + self.rng.expovariate(1 / PAUSE_S)
-        if not self._knows_version():
-            return
         count = min(self.rng.choice(COUNTS), len(self.places))
         once = self.rng.random() < 0.5
         begun: list[tuple[ClientTx, bytes]] = []
@@ -95,14 +95,6 @@ class Crowd:
             begun.append((tx, encode_row(None, body(sent[0].id, self.rng.choice((1, 30, 60))), None, tx_id)))
         _Round(self, begun)
 
-    def _knows_version(self) -> bool:
-        """Whether it knows in which version to prepare: a producer tries version 2, and keeps it once it was
-        taken. A late copy of version 1 would open a forgotten transaction again."""
-        found = self.desk.any_leader()
-        if found is not None and found[1].replica.state.level > 1:
-            self.speaks_version_2 = True
-        return found is not None or self.speaks_version_2
-
 
 class _Round:
     """Some transactions, prepared with one request and decided with another."""
@@ -113,7 +105,7 @@ class _Round:
         self._ops = [
             self._recorder.invoke("prepare", app=tx.app, tx=tx.tx, messages=tx.sent) for tx in self._begun
         ]
-        extra = PrepareExtra(heard_ms=crowd.heard_ms) if crowd.speaks_version_2 else None
+        extra = PrepareExtra(heard_ms=crowd.heard_ms)
         frames = []
         for tx, row in begun:
             place = tx.sent[0].topic, 0

@@ -55,7 +55,7 @@ class Decision:
         ids = [tx.tx for tx, _ in self._open]
         app = self._open[0][0].app
         if self._index:
-            request = ops.rollback_under(app, ids, self._by, [self._index] * len(ids))
+            request = ops.rollback(app, ids, self._by, newest_index=[self._index] * len(ids))
         else:
             request = _BUILD[self._outcome](app, ids, self._by)
         self._call = self._desk.call(request, self._answered, self._alive, self._once)

@@ -16,21 +16,24 @@ from typing import Any
 
 from escrowmq.actors.admin.topic_creation import topic_settings
 from escrowmq.replication.format import ops, timer_ops
-from escrowmq.replication.format.codec import Op, OpType, PrepareExtra, encode_row
-from escrowmq.replication.format.timer_ops import LEVEL_OF_TIMERS, owner_of
+from escrowmq.replication.format.codec import Op, encode_row
+from escrowmq.replication.format.operation import OpType
+from escrowmq.replication.format.ops import PrepareExtra
+from escrowmq.replication.format.timer_ops import owner_of
 from escrowmq.replication.model import NO_ID, ResultCode
 from tests.history.events import body
 from tests.sim.broker_app import BrokerApplication
 from tests.sim.clock_bound import ClockBound
 from tests.sim.delayed_end import Item, Punctual, compare, judge, readable
 from tests.sim.desk import Desk
+from tests.sim.topics import Topics
 from tests.sim.workload import Cluster
 from tests.sim.world import Violation
 from tests.support.places import by_name
 
 APP, TOPIC = "delayed", "later"
 PER_GROUP = 2  # partitions, on average over the groups
-SHARE = 0.7  # of schedules with such clients, where the format level allows it
+SHARE = 0.7  # of schedules with such clients
 PAUSE_S = 0.08  # between two actions, on average
 INSTANCES = 3
 #: Delays and times from now, in ms. Some are past, some come after the end.
@@ -50,6 +53,11 @@ DONE = (ResultCode.OK, ResultCode.DUPLICATE)
 GONE = (ResultCode.UNKNOWN_TOPIC, ResultCode.OTHER_TOPIC)
 
 
+def settings_of(groups: int) -> dict[str, dict[str, int | str]]:
+    """Their topic in a world of so many groups."""
+    return {TOPIC: topic_settings(PER_GROUP * groups, transaction_timeout_ms=500)}
+
+
 @dataclass(slots=True)
 class _Instance:
     name: str
@@ -59,17 +67,17 @@ class _Instance:
 
 
 class DelayedMessages:
-    """The clients of one broker group, which has number ``gid`` of ``groups``."""
+    """The clients of one broker group, which has number ``gid`` of ``groups``. ``shared``: their topic, with
+    several groups."""
 
-    def __init__(self, cluster: Cluster, gid: int = 0, groups: int = 1) -> None:
+    def __init__(self, cluster: Cluster, gid: int = 0, groups: int = 1, shared: Topics | None = None) -> None:
         self._desk, self._cluster = Desk(cluster, "desk-of-delayed"), cluster
         self._rng = cluster.world.stream(f"delayed{cluster.prefix}")
         self._clocks = ClockBound(cluster)
         self._carrying = cluster.world.stream("carrying")
         self._works = self._rng.random() < SHARE
-        self._partitions = PER_GROUP * groups
-        self._places = [(TOPIC, n) for n in range(self._partitions) if by_name(TOPIC, n, groups) == gid]
-        self._gid = gid
+        self._places = [(TOPIC, n) for n in range(PER_GROUP * groups) if by_name(TOPIC, n, groups) == gid]
+        self._gid, self._shared = gid, shared
         self._instances: list[_Instance] = []
         self._numbers = self._lives = 0
         self._next_s = 0.0
@@ -95,8 +103,8 @@ class DelayedMessages:
             return
         self._clocks.entry(index, now_ms, found)
         for op in found:
-            if op.type == OpType.COMMIT and op.meta[0] == APP:
-                self._committed.update(dict.fromkeys(op.meta[1], now_ms))
+            if op.type == OpType.COMMIT and op.meta.app == APP:
+                self._committed.update(dict.fromkeys(op.meta.tx_ids, now_ms))
 
     # -------------------------------------------------------------- what they do
 
@@ -108,7 +116,7 @@ class DelayedMessages:
             return
         self._next_s = now_s + self._rng.expovariate(1 / PAUSE_S)
         found = self._desk.any_leader()
-        if found is None or found[1].replica.state.level < LEVEL_OF_TIMERS:
+        if found is None:
             return
         if self._life is None or (self._recreates and now_s >= self._deleted_s):
             self._create()
@@ -128,26 +136,36 @@ class DelayedMessages:
 
     def _create(self) -> None:
         """Create the topic; delete the one before it, if there is one. Meanwhile clients go on with that."""
+        if self._shared is not None:
+            if self._shared.are_there():
+                self._begin(self._shared.ids[TOPIC])
+            return
         if self._asked:
             return
         self._asked, before = True, self._life
         request = b"" if before is None else ops.delete_topic(TOPIC, before)
-        settings = topic_settings(self._partitions, transaction_timeout_ms=500)
-        # Only group 0 gives ids; with several groups each has topics without one.
-        request += ops.create_topic(TOPIC, settings, None, NO_ID if self._recreates else None)
+        request += ops.create_topic(TOPIC, settings_of(1)[TOPIC])
 
         def created(results: list[Any]) -> None:
             if any(code not in (*DONE, *GONE) for code, *_ in results):
                 raise Violation(f"deletion and creation were answered {results}", "unexpected-answer")
             self._asked = False
-            self._lives += 1
-            self._life = results[-1][1] if self._recreates else NO_ID
-            self._deleted_s = self._desk.world.elapsed_s + self._recreating.expovariate(1 / LIFE_S)
-            self._instances = [_Instance(f"later{self._lives}-{n}") for n in range(INSTANCES)]
-            self._old += self.items
-            self.items.clear()
+            self._begin(results[-1][1])
 
         self._desk.call(request, created, lambda: True)
+
+    def _begin(self, life: int) -> None:
+        """The topic of that id is there."""
+        self._lives += 1
+        self._life = life
+        self._deleted_s = self._desk.world.elapsed_s + self._recreating.expovariate(1 / LIFE_S)
+        self._instances = [_Instance(f"later{self._lives}-{n}") for n in range(INSTANCES)]
+        self._old += self.items
+        self.items.clear()
+
+    def _is_gone(self, code: int) -> bool:
+        """Whether a request was answered so because the topic that it names was deleted."""
+        return self._recreates and code in GONE
 
     def _carry(self, leader: BrokerApplication) -> None:
         """What lies before some entry is to be carried. (The topics keep all that they have, so retention
@@ -178,7 +196,7 @@ class DelayedMessages:
         if self._rng.random() < 0.2:
             self._numbers += 1
             row = encode_row(None, body(f"plain{self._numbers}", 30), None, None)
-            request = ops.message(*place, by.name, 0, sequence, [row], -1 if life else None, life)
+            request = ops.message(*place, by.name, 0, sequence, [row], -1, life)
             made: list[Item] = []
         else:
             by.ordinals += count
@@ -189,7 +207,7 @@ class DelayedMessages:
 
         def stored(results: list[Any]) -> None:
             code, *info = results[0]
-            if life and code in GONE:
+            if self._is_gone(code):
                 by.sending.discard(place)  # for ever: the next topic has instances of its own
                 return
             if code not in DONE:
@@ -222,7 +240,7 @@ class DelayedMessages:
 
         def prepared(results: list[Any]) -> None:
             problem = results[0][1][0][1] if results[0][0] == ResultCode.PARTIAL else results[0][0]
-            refused = bool(life) and problem in GONE  # an earlier copy may be open nevertheless
+            refused = self._is_gone(problem)  # an earlier copy may be open nevertheless
             if problem not in DONE and not refused:
                 raise Violation(f"the PREPARE of {tx_id} was answered {results}", "unexpected-answer")
             self._desk.later(DECIDES_S * self._rng.random(), self._decide, tx_id, made, commits, refused)
@@ -276,7 +294,7 @@ class DelayedMessages:
 
         def answered(results: list[Any]) -> None:
             code, *info = results[0]
-            if life and code in GONE:
+            if self._is_gone(code):
                 for item in chosen:
                     item.cancelling -= 1
                 return

@@ -125,7 +125,7 @@ class Punctual:
 
     def __init__(self, desk: Desk, topic: str, items: Sequence[Item]) -> None:
         self._desk, self._topic, self._items = desk, topic, items
-        self._leader: tuple[str, int, int, int] | None = None  # name, process, term and format level
+        self._leader: tuple[str, int, int] | None = None  # name, process and term
         self._since_s = 0.0
         self._since_ms = 0
         self._desk.later(WATCH_S, self._look)
@@ -141,8 +141,7 @@ class Punctual:
             return
         replica, app = leaders[0]
         now_ms = app.replica.group_ms(int(app._now_s * 1000))
-        # A group that rises to the level of clocks may go back to its entries' time: it is measured anew.
-        leader = replica.name, replica.incarnation, replica.node.term, app.replica.state.level
+        leader = replica.name, replica.incarnation, replica.node.term
         if leader != self._leader:
             self._leader, self._since_s, self._since_ms = leader, now_s, now_ms
         elif (quiet_s := now_s - self._since_s) >= QUIET_S:

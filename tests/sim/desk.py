@@ -58,13 +58,11 @@ class Desk:
         alive: Callable[[], bool],
         once: bool = False,
         hears: Callable[[int], None] = lambda time_ms: None,
-        unsupported: Callable[[], None] | None = None,
     ) -> Call:
         """Send a request until it is answered. ``alive``: whether the client lives and still wants an answer;
         ``once``: one attempt, with no wait for an answer (a one-way commit); ``hears``: gets the group's time
-        from the answer; ``unsupported``: called if the group's format level is too low, instead of another
-        attempt."""
-        call = Call(self, request, then, alive, once, hears, unsupported)
+        from the answer."""
+        call = Call(self, request, then, alive, once, hears)
         self.waiting += 1
         call.attempt()
         return call
@@ -81,10 +79,9 @@ class Call:
         alive: Callable[[], bool],
         once: bool,
         hears: Callable[[int], None],
-        unsupported: Callable[[], None] | None,
     ) -> None:
         self._desk, self._request, self._then, self._hears = desk, request, then, hears
-        self._alive, self._once, self._unsupported = alive, once, unsupported
+        self._alive, self._once = alive, once
         self._over = False
         self._number = 0
         self._ops: Sequence[Op] | None = None
@@ -149,9 +146,6 @@ class Call:
             if len(status) > 2:
                 self._hears(status[2])
             self._then(status[1])
-        elif status[0] == "unsupported" and self._unsupported is not None:
-            self.end()
-            self._unsupported()
         else:
             self._number += 1  # this cancels its time-out
             self._desk.later(BACK_OFF_S * self._desk.rng.random(), self.attempt)

@@ -15,7 +15,7 @@ from tests.support.faults.dealing import pick
 
 MEAN_PAUSE_S = 0.4  # between two faults
 FIRST_FAULT_S = 0.8
-FIRST_GROUP_FAULT_S = 1.4  # before that, several groups agree on their level and get settings, one by one
+FIRST_GROUP_FAULT_S = 1.4  # before that, several groups get their topics and settings, one by one
 
 #: How often each kind is drawn, relative to the others. The names are what reports and coverage count.
 WEIGHTS: dict[str, int] = {

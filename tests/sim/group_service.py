@@ -10,10 +10,9 @@ from collections.abc import Callable
 
 from escrowmq.actors.broker.group_service import GroupService
 from escrowmq.replication.calling.answers import Leadership, Reply
-from escrowmq.replication.format.internal_topics import GroupSettings
+from escrowmq.replication.format.settings import GroupSettings
 from escrowmq.replication.host.requests import topics_of_places
 from escrowmq.replication.replica.validation import parse_request
-from escrowmq.replication.state.topics import LEVEL_OF_IDS
 from tests.sim.broker_app import BrokerApplication, number_of
 from tests.sim.fibres import Fibres
 from tests.sim.replica import SimReplica
@@ -41,7 +40,6 @@ class SimGroupService:
             clock=lambda: world.now,
             which=known.get,
             last_void=lambda group: app.replica.state.deleted_groups.last_void(group),
-            tells_ids=lambda: app.replica.state.level >= LEVEL_OF_IDS,
             settings=self._settings,
         )
         app.beside.append(self.groups)

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from escrowmq.replication.format.codec import Op, OpType, decode_command
+from escrowmq.replication.format.codec import Op, decode_command
+from escrowmq.replication.format.operation import OpType
 from escrowmq.replication.model import ResultCode
 from escrowmq.replication.state.machine import Result
 from escrowmq.replication.state.transactions import STATE_OF, AppTransactions
@@ -76,7 +77,6 @@ class ClientTx:
     running: bool = False  # its local transaction is running, in a live producer
     has_local: bool = True  # it has a local transaction, which decides; otherwise any answer is right
     fenced: bool = False  # a check that finds no row for it writes one
-    owned: bool = False  # its PREPARE named its producer, so it needs no fence
     content: Content | None = (
         None  # its content, if the application gave its id: another producer may take it up
     )
@@ -104,8 +104,7 @@ def accepted(op: Op, result: Result) -> list[str]:
     if code not in (ResultCode.OK, ResultCode.PARTIAL):
         return []
     refused = {place for place, *_ in rest[0]} if code == ResultCode.PARTIAL else ()
-    tx_ids = op.meta[2 if op.type == OpType.PREPARE else 1]
-    return [tx_id for place, tx_id in enumerate(tx_ids) if place not in refused]
+    return [tx_id for place, tx_id in enumerate(op.meta.tx_ids) if place not in refused]
 
 
 class Ledger:
@@ -203,13 +202,13 @@ class Ledger:
         now_ms, ops = decode_command(command)
         self.listener(0, index, now_ms, ops)
         for op, result in with_results(ops, results):
-            if op.type in OF_TRANSACTIONS and op.meta[0] in APART:
+            if op.type in OF_TRANSACTIONS and op.meta.app in APART:
                 continue
             if op.type == OpType.PREPARE:
-                self._prepared(op.meta[0], accepted(op, result), op.meta[5])
+                self._prepared(op.meta.app, accepted(op, result), op.meta.part)
             elif op.type in (OpType.COMMIT, OpType.ROLLBACK):
                 for tx_id in accepted(op, result):
-                    self._decided(op.meta[0], tx_id, op.type == OpType.COMMIT)
+                    self._decided(op.meta.app, tx_id, op.type == OpType.COMMIT)
 
     def _prepared(self, app: str, ids: list[str], part: int) -> None:
         for tx_id in ids:

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from escrowmq.replication.format import ops
-from escrowmq.replication.format.codec import PrepareExtra, encode_row
+from escrowmq.replication.format.codec import encode_row
+from escrowmq.replication.format.ops import PrepareExtra
 from escrowmq.replication.model import NO_ID, ResultCode
 from tests.history.events import Sent, body
 from tests.sim.coverage import Phase
@@ -111,32 +112,26 @@ class Producer:
             rows.append(values)
         self._mine += batch
         self.running.update(tx.tx for tx in batch)
-        level_2 = self._knows_level_2()
         recorder = self._ledger.recorder
         records = [recorder.invoke("prepare", app=self.app, tx=t.tx, messages=t.sent) for t in batch]
         for tx in batch:
-            tx.owned = level_2
             self._ledger.enter(tx, Phase.PREPARING)
-        _Preparation(self, batch, topic, rows, records, level_2).go_on()
+        _Preparation(self, batch, topic, rows, records).go_on()
         return batch
-
-    def _knows_level_2(self) -> bool:
-        found = self._desk.any_leader()
-        return found is not None and found[1].replica.state.level > 1
 
     def take_up(self, tx: ClientTx) -> None:
         """The application retries an id that it gave in this process; the previous process has died, or still
         runs the transaction."""
-        if not self.alive or tx.decided or tx.content is None or not self._knows_level_2():
+        if not self.alive or tx.decided or tx.content is None:
             return
         if self._desk.cluster.calm:
             return  # the end waits until nothing is open and then reads: nothing new may be opened meanwhile
-        tx.producer, tx.owned, tx.awaits_answer = self.name, True, True
+        tx.producer, tx.awaits_answer = self.name, True
         self._mine.append(tx)
         self.running.add(tx.tx)
         recorder, (topic, values) = self._ledger.recorder, tx.content
         record = recorder.invoke("prepare", app=self.app, tx=tx.tx, messages=tx.sent)
-        _Preparation(self, [tx], topic, [values], [record], True).go_on()
+        _Preparation(self, [tx], topic, [values], [record]).go_on()
 
     def prepared(self, batch: Sequence[ClientTx]) -> None:
         """All are durable on a majority: run their local transactions."""
@@ -149,8 +144,8 @@ class Producer:
     def _run_locally(self, batch: Sequence[ClientTx]) -> None:
         rng = self._rng
         duration = rng.choice((0.0, 0.02, 0.1, 0.1)) if rng.random() < 0.8 else 0.4 + 1.5 * rng.random()
-        if batch[0].owned and self._habits.random() < SLOW:
-            duration += SLOW_S * self._habits.random()  # a lock wait; at level 1 only a fence makes that safe
+        if self._habits.random() < SLOW:
+            duration += SLOW_S * self._habits.random()  # a lock wait
         settles_at = duration * rng.random()
         for tx in batch:
             tx.running = True
@@ -239,10 +234,9 @@ class _Preparation:
         topic: str,
         rows: Sequence[Sequence[Row]],
         records: list[int],
-        level_2: bool,
     ) -> None:
         self._producer, self._batch, self._topic, self._rows = producer, batch, topic, rows
-        self._records, self._level_2 = records, level_2
+        self._records = records
         self._part, self._settled = 0, set[str]()
         self._call: Call | None = None
         self._over = False
@@ -274,10 +268,7 @@ class _Preparation:
             given=self._batch[0].content is not None,
             heard_ms=self._producer.heard_ms,
         )
-        return prepare_request(
-            *(self._producer.app, self._topic, self._batch, self._rows, self._part),
-            extra if self._level_2 else None,
-        )
+        return prepare_request(self._producer.app, self._topic, self._batch, self._rows, self._part, extra)
 
     def _answered(self, results: list[Any]) -> None:
         code = results[0][0]
@@ -314,7 +305,7 @@ def prepare_request(
     batch: Sequence[ClientTx],
     rows: Sequence[Sequence[Row]],
     part: int,
-    extra: PrepareExtra | None,
+    extra: PrepareExtra,
     topic_id: int = NO_ID,
 ) -> bytes:
     """One part of a PREPARE of these transactions, with its messages. ``topic_id``: that of their topic."""

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from escrowmq.actors.client.share_groups import Submit
-from escrowmq.replication.errors import EscrowMQError, NotSupported, Overloaded
+from escrowmq.replication.errors import Overloaded
 
 __all__ = ["Replayed", "Submit"]
 
@@ -25,26 +25,21 @@ class _Ask(Exception):
 class Replayed:
     """``steps`` sends requests with the function that it is given. ``ask`` gets each request, and what was
     answered goes to ``answered``; ``then`` gets the result, or ``refused`` the error, if it is
-    ``Overloaded`` or ``NotSupported``."""
+    ``Overloaded``."""
 
     def __init__(
         self,
         steps: Callable[[Submit], Any],
         ask: Callable[[int, bytes], None],
         then: Callable[[Any], None],
-        refused: Callable[[EscrowMQError], None],
+        refused: Callable[[Overloaded], None],
     ) -> None:
         self._steps, self._ask, self._then, self._refused = steps, ask, then, refused
-        self._answers: list[tuple[int, Any] | EscrowMQError] = []
+        self._answers: list[tuple[int, Any]] = []
 
-    def answered(self, answer: tuple[int, Any] | EscrowMQError) -> None:
-        """The answer to the last request, or the error in its place."""
+    def answered(self, answer: tuple[int, Any]) -> None:
+        """The answer to the last request."""
         self._answers.append(answer)
-        self.go_on()
-
-    def begin_again(self) -> None:
-        """Forget all answers."""
-        self._answers.clear()
         self.go_on()
 
     def go_on(self) -> None:
@@ -53,8 +48,6 @@ class Replayed:
 
         def submit(gid: int, request: bytes) -> tuple[int, Any]:
             for answer in told:
-                if isinstance(answer, EscrowMQError):
-                    raise answer
                 return answer
             raise _Ask(gid, request)
 
@@ -62,7 +55,7 @@ class Replayed:
             result = self._steps(submit)
         except _Ask as ask:
             self._ask(ask.gid, ask.request)
-        except (Overloaded, NotSupported) as error:
+        except Overloaded as error:
             self._refused(error)
         else:
             self._then(result)

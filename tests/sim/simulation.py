@@ -252,11 +252,6 @@ class Simulation:
         )
 
     @property
-    def clients_began(self) -> bool:
-        """Whether there are clients that ask for something."""
-        return True
-
-    @property
     def calm(self) -> bool:
         return self.world.now >= self._calm_at
 

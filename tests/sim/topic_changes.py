@@ -15,7 +15,6 @@ from functools import partial
 from typing import Any
 
 from escrowmq.actors.admin.topic_creation import PartitionTrim, alter_topic, carry_out
-from escrowmq.replication.errors import EscrowMQError, NotSupported, Overloaded
 from escrowmq.replication.model import TopicInfo, first_group, group_of
 from tests.sim.broker_app import BrokerApplication
 from tests.sim.desk import Desk
@@ -41,18 +40,12 @@ SETTINGS: tuple[dict[str, int | str], ...] = (
 )
 
 
-#: A leader that is cut off stays one for a few election time-outs.
-REFUSED_MAX, REFUSED_S = 10, 0.5
-ALTERS = 3  # the format level needed to alter a topic
-
-
 @dataclass(slots=True)
 class _Work:
     """The work of one operator."""
 
     topic: str
     alive: bool = True
-    refused: int = 0
 
 
 class TopicChanges:
@@ -93,7 +86,7 @@ class TopicChanges:
             index = states[self._gid(topic, number)].topics.topics[topic].partitions[number].index
             before = self._rng.randint(index.start, index.end)
             self._trim(topic, PartitionTrim(number, index.start, before, index.end))
-        elif all(state.level >= ALTERS for state in states):
+        else:
             values = self._rng.choice(SETTINGS)
             self._settings.pop(topic, None)
             self._begin(topic, lambda submit: alter_topic(submit, len(states), topic, values), self._altered)
@@ -129,26 +122,9 @@ class TopicChanges:
             steps,
             lambda *asked: self._ask(work, replayed, *asked),
             ended,
-            lambda error: self._refused(work, replayed, error),
+            lambda error: self._end(work),  # copies of its own requests keep altering the topic: it gives up
         )
         replayed.go_on()
-
-    def _refused(self, work: _Work, replayed: Replayed, error: EscrowMQError) -> None:
-        """Copies of its own requests keep altering the topic, and it gives up; or a leader was asked that was
-        cut off before the level rose, and believes to lead. That does not stay so."""
-        if isinstance(error, Overloaded):
-            self._end(work)
-            return
-        work.refused += 1
-        if work.refused > REFUSED_MAX:
-            raise error
-
-        def again() -> None:
-            if work.alive:
-                self.done["refused, and begun again"] += 1
-                replayed.begin_again()
-
-        self._desks[0].later(REFUSED_S * (0.5 + self._rng.random()), again)
 
     def _die(self, work: _Work) -> None:
         if work.alive:
@@ -166,10 +142,7 @@ class TopicChanges:
             code, *told = results[0]
             replayed.answered((code, told[0] if told else None))
 
-        def refused() -> None:
-            replayed.answered(NotSupported("the group's format level is too low"))
-
-        desk.call(request, answered, lambda: work.alive, unsupported=refused)
+        desk.call(request, answered, lambda: work.alive)
         if self._rng.random() < COPIED:
             pause_s = self._rng.choice(COPY_LATER_S) * (0.5 + self._rng.random())
             desk.later(pause_s, self._copy_arrives, desk, request)

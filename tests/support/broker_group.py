@@ -75,7 +75,7 @@ class BrokerGroup(RunningGroup[Member], Submitting):
         self.ended: dict[int, BaseException] = {}
         #: For a group that is one of several: how its brokers reach the others.
         self.branch_work: Callable[[Parts], BranchWork] | None = None
-        #: Replicas that count as ones with older software: they do not know of format levels.
+        #: Replicas that count as ones with older software: they do not tell their format level.
         self.old: set[int] = set()
         self.had_a_leader = False  # what the supervisor would remember
         #: The replicas that the supervisor has placed so far, and that it names to each process it starts.

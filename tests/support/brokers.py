@@ -20,10 +20,8 @@ from escrowmq.actors.client.replica_calls import OnAnswer
 from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.replication.calling.answers import LevelReport
 from escrowmq.replication.format import codec, ops
-from escrowmq.replication.model import first_group, group_of
+from escrowmq.replication.model import BY_NAME, NO_ID, first_group, group_of
 from escrowmq.replication.replica.entry_writing import Submission
-from escrowmq.replication.replica.validation import level_needed
-from escrowmq.replication.state.machine import LEVEL_MAX
 from tests.support.broker_group import BrokerGroup, Member
 from tests.support.requests import message
 from tests.support.waiting import wait_until
@@ -65,11 +63,7 @@ _ANSWERS = {method: (part, method) for part, methods in _PARTS.items() for metho
 class Brokers:
     """A cluster in this process, and the ``ReplicaCalls`` of its clients."""
 
-    def __init__(
-        self, path: Path, groups: int = 1, replicas: int = 3, old: bool = False, **settings: Any
-    ) -> None:
-        """Several groups are at the highest format level: a transaction over them that is under way while the
-        level rises is refused. ``old``: all replicas are as before format levels, until ``upgrade``."""
+    def __init__(self, path: Path, groups: int = 1, replicas: int = 3, **settings: Any) -> None:
         config = BrokerConfig(**settings)
         self.info = ClusterInfo("c", "test", groups, replicas)
         self.groups = [BrokerGroup(path / f"g{gid}", config, replicas, gid, groups) for gid in range(groups)]
@@ -82,14 +76,11 @@ class Brokers:
         for group in self.groups:
             if groups > 1:
                 group.branch_work = self.branch_work
-            group.old = set(range(replicas)) if old else set()
             group.ask_levels = self.ask_levels  # type: ignore[method-assign]
         for group in self.groups:
             group.start()
         for group in self.groups:
             group.leader()
-        if groups > 1 and not old:
-            self.at_highest_level()
 
     def close(self) -> None:
         for group in self.groups:
@@ -104,13 +95,6 @@ class Brokers:
         """Of all replicas of all groups."""
         return {key: report for group in self.groups for key, report in BrokerGroup.ask_levels(group).items()}
 
-    def upgrade(self, gid: int, rid: int) -> None:
-        """Stop the replica and start it with the software of today."""
-        group = self.groups[gid]
-        group.stop(rid)
-        group.old.discard(rid)
-        group.start(rid)
-
     def call(self, gid: int, rid: int, method: str, args: tuple[Any, ...], done: OnAnswer) -> None:
         self.asked.append((gid, rid, method))
         if (gid, rid) not in self.silent:
@@ -119,16 +103,6 @@ class Brokers:
     def _run(self, gid: int, rid: int, method: str, args: tuple[Any, ...], done: OnAnswer) -> None:
         try:
             part, name = _ANSWERS[method]
-            if (
-                method == "submit"
-                and rid in self.groups[gid].old
-                and level_needed(codec.decode_ops(*args)) > 1
-            ):
-                done(("malformed", "request cannot be decoded: operation of format version 2"), None)
-                return
-            if method == "topic_names" and rid in self.groups[gid].old:
-                done(("no_method",), None)  # as RayCalls finds in its handle
-                return
             answer = attrgetter(f"{part}.{name}")(self.groups[gid].alive[rid].parts)(*args)
             if method != "fetch":  # its buffers are the broker's business
                 answer = pickle.loads(pickle.dumps(answer))  # noqa: S301
@@ -143,8 +117,7 @@ class Brokers:
         return self.groups[gid].leader().rid
 
     def place(self, topic: str, partition: int) -> int:
-        """The group of a partition, which the topic says: where a new one begins depends on the format level
-        at its creation, and that rises when the replicas have heard of each other."""
+        """The group of a partition, which the topic says."""
         known = self.groups[0].leader().parts.running.replica.state.topics.topics[topic].info
         return group_of(first_group(known), partition, self.info.groups)
 
@@ -154,18 +127,11 @@ class Brokers:
     def leader_of(self, topic: str, partition: int) -> Member:
         return self.group_of(topic, partition).leader()
 
-    def topic(self, name: str, partitions: int = 1, first: int | None = None, **settings: Any) -> None:
-        """``first``: where it begins, which takes level 4; else where its name says."""
+    def topic(self, name: str, partitions: int = 1, first: int = BY_NAME, **settings: Any) -> None:
+        """In every group, as a client creates it. ``first``: where it begins, else where its name says."""
+        topic_id = NO_ID
         for group in self.groups:
-            group.topic(name, partitions, first, **settings)
-
-    def at_highest_level(self) -> None:
-        """Wait for it."""
-
-        def applied() -> set[int]:
-            return {report.applied for report in self.ask_levels().values() if report is not None}
-
-        wait_until(lambda: applied() == {LEVEL_MAX}, 60.0, "the highest level everywhere")
+            topic_id = group.topic(name, partitions, first, topic_id, **settings)
 
     def delete(self, name: str) -> None:
         for group in self.groups:

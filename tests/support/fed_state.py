@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from escrowmq.replication.format import ops, share_ops, timer_ops
-from escrowmq.replication.format.codec import PrepareExtra, decode_ops, encode_command, encode_row
+from escrowmq.replication.format.codec import decode_ops, encode_command, encode_row
+from escrowmq.replication.format.ops import PrepareExtra
 from escrowmq.replication.state.machine import StateMachine
 from escrowmq.replication.state.snapshot import Snapshot
 from escrowmq.replication.state.transactions import to_snapshot
@@ -23,7 +24,7 @@ class FedState:
         self.index = 1
         self.now_ms = 1_000_000
         self.state.apply(1, b"")
-        assert self.add(ops.create_topic("t", {"partitions": 2, "check_max": 3})) == [[0]]
+        assert self.add(ops.create_topic("t", {"partitions": 2, "check_max": 3})) == [[0, 1]]
 
     def add(self, *frames: bytes) -> list[list[object]]:
         self.index += 1
@@ -52,14 +53,14 @@ class FedState:
         table = self.state.transactions.app("app")
         flat = [n for tx in tx_ids if tx in table.open for n in table.open[tx].refs]
         refs = [n for i, n in enumerate(flat) if i % 5]
-        return self.add(ops.reference("t", 0, refs), ops.decided_commit("app", tx_ids, "producer", 1))
+        return self.add(ops.reference("t", 0, refs), ops.Commit("app", tx_ids, "producer", 1, [], -1).frame())
 
     def end(self, partition: int = 0) -> int:
         return self.state.topics.topics["t"].partitions[partition].index.end
 
 
 def busy_state() -> FedState:
-    """Something of everything that a snapshot holds."""
+    """Plain messages, and transactions in every state; a small part of what a snapshot holds."""
     log = FedState()
     rows = [encode_row(b"k", b"v", None, None)] * 3
     for seq in range(6):
@@ -73,16 +74,16 @@ def busy_state() -> FedState:
     return log
 
 
-def busy_state_of_level_2() -> FedState:
-    """The same, and what came with level 2."""
+def state_with_branches() -> FedState:
+    """The same, with transactions over several groups, ids of the application's, and an altered topic."""
     log = busy_state()
-    log.add(ops.level(2), ops.settings({"groups_kept": 7}))
+    log.add(ops.settings({"groups_kept": 7}))
     home = PrepareExtra(instance="producer-1", participants=[1, 2], parts=2, given=True, heard_ms=5)
     log.state.forgotten_ms, log.state.turned_ms, log.state.transactions.given.turned_ms = 3, 4, 5
     log.add(ops.prepare("app", "t", ["given"], None, 0, 0, [1], -1, 0, PrepareExtra(given=True, heard_ms=9)))
     log.add(ops.rollback("app", ["given"]))
     log.add(ops.prepare("app", "t", ["home"], None, 0, 0, [1], -1, 0, home))
-    branch = PrepareExtra(instance="producer-1", home_index=[17])
+    branch = PrepareExtra(instance="producer-1", home_index=[17], heard_ms=log.now_ms)
     log.add(ops.prepare("app", "t", ["branch"], None, 0, 0, [1], 3, 0, branch))
     told = PrepareExtra(participants=[1, 2], heard_ms=log.now_ms + 1)
     log.add(ops.prepare("app", "t", ["told", "untold"], None, 0, 0, [1, 2], -1, 0, told))
@@ -90,36 +91,23 @@ def busy_state_of_level_2() -> FedState:
     log.add(ops.done("app", ["told"], [log.index - 1], 2))
     again = PrepareExtra(instance="producer-2", heard_ms=log.now_ms + 1)
     log.add(ops.prepare("app", "t", ["open"], None, 0, 0, [7], -1, 0, again))
-    return log
-
-
-def busy_state_of_level_3() -> FedState:
-    """The same, and what came with level 3."""
-    log = busy_state_of_level_2()
-    log.add(ops.level(3), ops.alter_topic("t", {"check_max": 5, "retention_ms": 60_000}))
+    log.add(ops.alter_topic("t", {"check_max": 5, "retention_ms": 60_000}, 0))
     log.state.producers.forgotten_ms, log.state.producers.turned_ms = 6, 7
     return log
 
 
-def state_with_a_numbered_alteration() -> FedState:
-    """The same, and a topic that was altered by the second version of its operation."""
-    log = busy_state_of_level_3()
-    log.add(ops.alter_topic("t", {"check_max": 6}, 0))
-    return log
-
-
-def state_with_a_first_group() -> FedState:
-    """The same at level 4, and a topic whose creator has written where it begins."""
-    log = state_with_a_numbered_alteration()
-    log.add(ops.level(4), ops.create_topic("placed", {"partitions": 2}, 0))
-    return log
-
-
-def state_with_lives() -> FedState:
-    """The same at level 5: transactions that were checked, and settled ones of which more is told."""
-    log = state_with_a_first_group()
-    log.add(ops.level(5))
-    log.prepare(["plain", "asked", "by hand", "waits"])
+def state_with_history() -> FedState:
+    """The same, with a topic whose creator chose where it begins, transactions that were checked, and settled
+    ones of which more is told."""
+    log = state_with_branches()
+    log.add(ops.create_topic("placed", {"partitions": 2}, 0))
+    extra = PrepareExtra(heard_ms=log.now_ms)
+    ids = ["plain", "asked", "by hand", "waits"]
+    rows = [encode_row(None, tx.encode(), None, tx) for tx in ids]
+    log.add(
+        ops.prepare("app", "t", ids, None, 0, 0, [7] * 4, -1, 1, extra),
+        ops.pre_message("t", 0, [0, 1, 2, 3], [len(row) for row in rows], rows),
+    )
     log.add(ops.checked("app", ["asked", "waits"]))
     log.commit(["plain"])
     log.add(ops.rollback("app", ["asked"], by="feedback"))
@@ -128,53 +116,54 @@ def state_with_lives() -> FedState:
 
 
 def state_with_ids() -> FedState:
-    """The same at level 6: a topic that was created again, and a consumer group that was deleted."""
-    log = state_with_lives()
-    log.add(ops.level(6), ops.create_topic("again", {"partitions": 2}, 0, 0))
-    log.add(ops.delete_topic("again", 1), ops.create_topic("again", {"partitions": 3}, 0, 0))
+    """The same, with a topic that was created again, and a consumer group that was deleted."""
+    log = state_with_history()
+    ((_, topic_id),) = log.add(ops.create_topic("again", {"partitions": 2}, 0))
+    log.add(ops.delete_topic("again", topic_id), ops.create_topic("again", {"partitions": 3}, 0))
     log.add(ops.group_offsets("gone", "again", {0: 1}), ops.delete_group("gone", 1 << 32 | 5))
     return log
 
 
 def state_with_timers() -> FedState:
-    """The same at level 8: messages that wait, one of them cancelled, some released, some of an open
+    """The same, with messages that wait, one of them cancelled, some released, some of an open
     transaction."""
     log = state_with_ids()
-    log.add(ops.level(7), ops.level(8))
     row = encode_row(None, b"later", None, None)
     rows, soon, late = [row] * 3, log.now_ms + 1_500, log.now_ms + 90_000
-    log.add(timer_ops.scheduled("t", 0, "p", 0, -1, [soon, late, late], rows, 7, 0, -1, 0))
-    timed = timer_ops.pre_scheduled("t", 0, [0], [len(row)], [-5_000], [0], [row], 0)
-    log.add(ops.prepare("app", "t", ["timed"], None, 0, 0, [1], -1, 1) + timed)
+    log.add(timer_ops.scheduled("t", 0, "p", 0, -1, [soon, late, late], rows, 7, 0))
+    timed = timer_ops.pre_scheduled("t", 0, [0], [len(row)], [-5_000], [0], [row])
+    extra = PrepareExtra(heard_ms=log.now_ms)
+    log.add(ops.prepare("app", "t", ["timed"], None, 0, 0, [1], -1, 1, extra) + timed)
     first, _, last = waiting(log.state)
     *_, index, pos, size = RECORD.unpack(first)
     log.add(
         ops.reference("t", 0, [index, pos, size, 1]),
         timer_ops.release(first[:KEY_BYTES], 1, log.state.timers.counts.of([first])),
-        timer_ops.decided_cancel(last[:KEY_BYTES], [1], log.state.timers.counts.of([last])),
+        timer_ops.cancelled(
+            last[:KEY_BYTES], [1], log.state.timers.counts.of([last]), [RECORD.unpack(last)[-3]]
+        ),
     )
     return log
 
 
 def state_with_shares() -> FedState:
-    """The same at level 9: two share groups, one with settings, a retry that waits, a dead letter, and
-    attempts at a place."""
+    """The same, with two share groups, one with settings, a retry that waits, a dead letter, and attempts at
+    a place."""
     log = state_with_timers()
-    log.add(ops.level(9))
     row = encode_row(None, b"v", None, None)
     log.add(ops.message("t", 0, "p", 0, -1, [row] * 40))
     for name in ("__retry.mail", "__dead.mail"):
-        log.add(ops.create_topic(name, {"partitions": 1}, 0, 0))
+        log.add(ops.create_topic(name, {"partitions": 1}, 0))
     values = {"kind": "share", "max_attempts": 3, "delays_ms": [1_000, 60_000]}
     log.add(share_ops.group_settings("mail", values))
-    log.add(share_ops.share_create("mail", "t", 0, share_ops.EARLIEST, 0))
-    log.add(share_ops.share_create("sms", "t", 0, share_ops.LATEST, 0))
+    log.add(share_ops.share_create("mail", "t", 0, share_ops.EARLIEST))
+    log.add(share_ops.share_create("sms", "t", 0, share_ops.LATEST))
     end = log.end()
-    log.add(share_ops.share_ack("mail", "t", 0, [0, 1, end - 9, end - 7, end - 4, end - 4], 0))
+    log.add(share_ops.share_ack("mail", "t", 0, [0, 1, end - 9, end - 7, end - 4, end - 4]))
     log.add(
         share_ops.forward("__retry.mail", 0, [log.now_ms + 90_000], [row]),
         share_ops.forward("__dead.mail", 0, [0], [row]),
-        share_ops.share_ack("mail", "t", 0, [end - 2, end - 1], 0),
+        share_ops.share_ack("mail", "t", 0, [end - 2, end - 1]),
     )
     log.add(ops.trim("t", {0: 5}))
     log.add(share_ops.places("billing", "t", [0, 7, 2, 1, 0, 0]))
@@ -184,14 +173,14 @@ def state_with_shares() -> FedState:
 def state_with_claims() -> FedState:
     """The same, and named producers: one with a committed number and an open one, and one without."""
     log = state_with_shares()
-    log.add(timer_ops.claim("outbox.shop.0", 1, "relay"), timer_ops.claim("other", 7, "p"))
+    log.add(ops.claim("outbox.shop.0", 1, "relay"), ops.claim("other", 7, "p"))
     for number in (1, 2):
         extra = PrepareExtra(
             "p", heard_ms=log.now_ms, claim=("outbox.shop.0", 1, number, bytes([number] * 16))
         )
         log.add(ops.prepare("app", "t", [f"numbered {number}"], None, 0, 0, [1], -1, 0, extra))
         if number == 1:
-            log.add(ops.decided_commit("app", ["numbered 1"], "producer", 0))
+            log.add(ops.Commit("app", ["numbered 1"], "producer", 0, [], -1).frame())
     return log
 
 
@@ -211,17 +200,16 @@ def state_with_overtaken() -> FedState:
     one of them."""
     log = state_with_held_places()
     for epoch in (7, 8):
-        claim = "other", epoch, timer_ops.UNNUMBERED, b""
+        claim = "other", epoch, ops.UNNUMBERED, b""
         extra = PrepareExtra("p", heard_ms=log.now_ms + 1, claim=claim, on_timeout=ops.ROLLBACK)
-        log.add(timer_ops.claim("other", epoch, "p" * (epoch - 6)))
+        log.add(ops.claim("other", epoch, "p" * (epoch - 6)))
         log.add(ops.prepare("app", "t", [f"alone {epoch}"], None, 0, 0, [1], -1, 0, extra))
     return log
 
 
 def state_with_fences() -> FedState:
-    """The same at level 10, with transactions of two fences, and one that was prepared again."""
+    """The same, with transactions of two fences, and one that was prepared again."""
     log = state_with_overtaken()
-    log.add(ops.level(10))
     for name in (b"a" * 16, b"b" * 16):
         extra = PrepareExtra("p", heard_ms=log.now_ms + 1, fence=name)
         ids = [f"fenced {name[:1].decode()} {number}" for number in range(3)]
@@ -232,7 +220,8 @@ def state_with_fences() -> FedState:
 
 
 def state_with_letters() -> FedState:
-    """The same, with a transaction that redrives the dead letter into a topic."""
+    """The same, with a transaction that redrives the dead letter into a topic: something of everything that a
+    snapshot holds."""
     log = state_with_fences()
     extra = PrepareExtra("", heard_ms=log.now_ms + 1, on_timeout=ops.ROLLBACK)
     frame = ops.prepare("app", "t", ["redrive"], None, 0, 0, [1], -1, 1, extra)

@@ -1,13 +1,11 @@
-"""A data directory of three replicas, as earlier versions have left them: tests/golden/directories/.
+"""Data directories of three replicas, as earlier versions have left them: tests/golden/directories/.
 
-``level-1.tar.xz`` was written by the software before format levels (commit 431ec1c, this script with that
-checkout's tree in PYTHONPATH), ``level-2.tar.xz`` by the first with level 2, ``level-3.tar.xz``
-to ``level-9.tar.xz`` by the last that had no level above. They are never written again:
-they stand for what lies on users' disks. One for a further level:
+``format-1.tar.xz`` was written by the first version of format 1. It is never written again: it stands for
+what lies on users' disks. One for a further format level:
 
-    PYTHONPATH=$PWD python tests/support/golden_directory.py tests/golden/directories/level-N.tar.xz
+    PYTHONPATH=$PWD python tests/support/golden_directory.py tests/golden/directories/format-1-level-N.tar.xz
 
-It uses only what has been there since level 1. ``CONTENT`` says what is in them.
+The constants say what is in them.
 """
 
 from __future__ import annotations
@@ -19,12 +17,15 @@ import time
 from pathlib import Path
 
 from escrowmq.actors.broker.config import BrokerConfig
-from escrowmq.replication.format import ops
+from escrowmq.replication.format import ops, share_ops, timer_ops
+from escrowmq.replication.format.codec import encode_row
+from escrowmq.replication.format.internal_topics import dead_topic, retry_topic
+from escrowmq.replication.format.ops import PrepareExtra
 from tests.support.broker_group import BrokerGroup
 from tests.support.requests import APP, TOPIC, prepare
 
 FOLDER = Path(__file__).parent.parent / "golden" / "directories"
-LEVELS = (1, 2, 3, 4, 5, 6, 7, 8, 9)
+NAMES = tuple(sorted(file.name.removesuffix(".tar.xz") for file in FOLDER.glob("*.tar.xz")))
 SEGMENT_BYTES = 64 << 10
 #: Readable messages of t/0, by their transaction; transactions left open; one rolled back; a group's offset.
 PUBLISHED = [f"x{number}" for number in range(60)]
@@ -32,24 +33,46 @@ OPEN, ROLLED_BACK = ["open-1", "open-2"], "undone"
 GROUP, OFFSET = "readers", 17
 #: Several segments, so that there are sidecars, snapshots and run files.
 VALUE_BYTES = 4_000
+#: A topic of its own for the rest: messages that wait, one of them cancelled, and a share group with one
+#: final message and one dead letter; and a named producer's claim.
+OTHER, WAITING, SHARES, NAME, EPOCH = "other", 2, "workers", "relay", 7
+#: When the waiting messages can be read: in the year 2100.
+LATER_MS = 4_102_444_800_000
 
 
 def config() -> BrokerConfig:
     return BrokerConfig(segment_bytes=SEGMENT_BYTES, disk_reserve_bytes=0)
 
 
-def write(path: Path, settle_s: float = 3.0) -> None:
-    """Replicas ``r0`` to ``r2`` below ``path``. ``settle_s``: until the group has taken its highest level."""
+def write(path: Path) -> None:
+    """Replicas ``r0`` to ``r2`` below ``path``."""
     with BrokerGroup(path, config()) as group:
         group.topic(TOPIC)
-        time.sleep(settle_s)
-        group.submit(prepare([OPEN[0]]))
+        _write_the_rest(group)
+        group.submit(prepare([OPEN[0]], extra=PrepareExtra("me", fence=b"f" * ops.FENCE_BYTES)))
         for tx in PUBLISHED:
             group.publish(tx, size=VALUE_BYTES)
         group.submit(prepare([OPEN[1], ROLLED_BACK]))
         group.submit(ops.rollback(APP, [ROLLED_BACK]))
         group.submit(ops.group_offsets(GROUP, TOPIC, {0: OFFSET}))
         time.sleep(1.0)  # followers hear of the last commit
+
+
+def _write_the_rest(group: BrokerGroup) -> None:
+    group.topic(OTHER)
+    rows = [encode_row(None, b"v", None, None)] * 3
+    times = [LATER_MS + number for number in range(len(rows))]
+    owner = timer_ops.owner_of("golden")
+    group.submit(ops.message(OTHER, 0, "golden", 0, 0, rows))
+    group.submit(timer_ops.scheduled(OTHER, 0, "golden/later", 0, 0, times, rows, owner, 0))
+    group.submit(timer_ops.cancel(OTHER, 0, [(times[-1], owner, len(rows) - 1)]))
+    for name in (retry_topic(SHARES), dead_topic(SHARES)):
+        group.topic(name)
+    group.submit(share_ops.group_settings(SHARES, {"kind": "share"}))
+    group.submit(share_ops.share_create(SHARES, OTHER, 0, share_ops.EARLIEST))
+    group.submit(share_ops.share_ack(SHARES, OTHER, 0, [0, 0]))
+    group.submit(share_ops.nack(SHARES, OTHER, 0, [1], [share_ops.REJECT], ["no"], "", "golden"))
+    group.submit(ops.claim(NAME, EPOCH, "golden"))
 
 
 def pack(path: Path, file: Path) -> None:
@@ -66,12 +89,12 @@ def pack(path: Path, file: Path) -> None:
             tar.add(replica, replica.name, filter=kept)
 
 
-def unpack(level: int, path: Path) -> None:
-    """The directories of a level, below ``path``."""
-    from tests.support.earlier_software import extract  # the writing of earlier directories has no such file
-
-    with tarfile.open(FOLDER / f"level-{level}.tar.xz") as tar:
-        extract(tar, path)
+def unpack(name: str, path: Path) -> None:
+    """The directories of that name, below ``path``."""
+    # Python warns without a filter from 3.12 on; 3.11 has it since 3.11.4.
+    filtered = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+    with tarfile.open(FOLDER / f"{name}.tar.xz") as archive:
+        archive.extractall(path, **filtered)  # type: ignore[arg-type]
 
 
 def main() -> None:

@@ -17,7 +17,8 @@ from tests.support.golden_storage import FOLDER, from_hex
 FILES = {path.name.removesuffix(".hex"): from_hex(path.read_text()) for path in FOLDER.glob("*.hex")}
 OPERATIONS = json.loads((FOLDER.parent / "operations.json").read_text())
 SNAPSHOT, RUNS = bytes.fromhex(OPERATIONS["snapshot"]), bytes.fromhex(OPERATIONS["run file"])
-SNAPSHOT_2 = bytes.fromhex(OPERATIONS["snapshot version 2"])
+#: Something of everything that a snapshot holds.
+WHOLE_SNAPSHOT = bytes.fromhex(OPERATIONS["snapshot with everything"])
 TIMERS = from_hex((FOLDER.parent / "timers.hex").read_text())
 SEALED, SIDECAR, NEWEST = "0000000000000001.log", "0000000000000001.pos", "0000000000000005.log"
 

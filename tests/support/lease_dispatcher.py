@@ -21,7 +21,6 @@ class Desk(Single):
     """A share group ``g`` over the partitions of ``t``, which has its internal topics."""
 
     def begin(self, partitions: int = 1, **group: int | str | list[int]) -> None:
-        self.to_highest_level()
         self.topic(partitions=partitions)
         self.now_ms = 2_000_000
         for name in (RETRY, DEAD):

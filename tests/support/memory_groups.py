@@ -15,8 +15,8 @@ from typing import Any, cast
 
 from escrowmq.feedback.brokers import BrokerUnreachable
 from escrowmq.replication.calling.answers import DuePairs, Leadership, Reply
-from escrowmq.replication.format import ops
-from escrowmq.replication.format.codec import OpType, PrepareExtra, encode_command
+from escrowmq.replication.format.operation import OpType
+from escrowmq.replication.format.ops import PrepareExtra
 from escrowmq.replication.host.due_checks import DueChecks
 from escrowmq.replication.host.inspection import Inspection
 from escrowmq.replication.host.running_replica import RunningReplica
@@ -70,7 +70,7 @@ class GroupDouble(Submitting):
         request = b"".join(frames)
         for op in parse_request(request):
             if op.type == OpType.CHECKED:
-                self.checked.update(op.meta[1])
+                self.checked.update(op.meta.tx_ids)
         (answer,) = self.single.send(request, now_ms=self.now_ms())
         assert answer[0] == "ok", answer
         results: list[Any] = answer[1]
@@ -88,9 +88,7 @@ class GroupDouble(Submitting):
         instance: str = "",
     ) -> None:
         """A transaction of one message, as a producer that then vanished left it behind. ``instance``: who
-        that was, which the log holds from level 2 on."""
-        if instance and self.state.level < 2:
-            self.single.node.propose(encode_command([ops.level(2)], 1, self.now_ms()), lambda *_: None)
+        that was."""
         here = next(n for n in range(self.groups) if by_name(topic, n, self.groups) == self.gid)
         extra = PrepareExtra(instance=instance, heard_ms=self.now_ms() + 1)
         request = prepare(

@@ -1,4 +1,4 @@
-"""Where topics lie that were created without a first group: as all were before format level 4."""
+"""Where topics lie that were created without a first group."""
 
 from __future__ import annotations
 

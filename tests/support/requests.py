@@ -8,10 +8,14 @@ from typing import Any
 
 from escrowmq.actors.admin.topic_creation import topic_settings
 from escrowmq.replication.format import ops
-from escrowmq.replication.format.codec import PrepareExtra, encode_row
+from escrowmq.replication.format.codec import encode_row
+from escrowmq.replication.format.ops import PrepareExtra
+from escrowmq.replication.model import BY_NAME, NO_ID
 
 #: What ``prepare`` and ``commit`` speak for unless a test says otherwise.
 APP, TOPIC = "app", "t"
+#: Of a client that has heard of a time far ahead: no PREPARE of it is refused as STALE.
+UP_TO_DATE = PrepareExtra(heard_ms=1 << 50)
 #: Rows of every shape: with and without a key, headers, a value, a transaction.
 ROWS = [
     encode_row(b"key", b"value" * 10, {"h": b"1", "i": b""}, "tx"),
@@ -55,13 +59,21 @@ class Submitting(ABC):
         """One request, done for sure; its results, one for each operation."""
 
     def topic(
-        self, name: str = TOPIC, partitions: int = 1, first: int | None = None, **settings: Any
-    ) -> None:
-        """A topic; one that is there already stays. ``first``: where it begins, else where its name says."""
-        (result,) = self.submit(ops.create_topic(name, topic_settings(partitions, **settings), first))
+        self,
+        name: str = TOPIC,
+        partitions: int = 1,
+        first: int = BY_NAME,
+        topic_id: int = NO_ID,
+        **settings: Any,
+    ) -> int:
+        """A topic; one that is there already stays. ``first``: where it begins, else where its name says.
+        ``topic_id``: as group 0 has told it to the others. Returns its id."""
+        request = ops.create_topic(name, topic_settings(partitions, **settings), first, topic_id)
+        (result,) = self.submit(request)
         assert result[0] in (0, 2), result
+        return int(result[1])
 
     def publish(self, *tx_ids: str, size: int = 20, topic: str = TOPIC) -> None:
         """Prepare and commit them: one readable message each."""
-        assert self.submit(prepare(tx_ids, size, topic)) == [[0]]
+        assert self.submit(prepare(tx_ids, size, topic, extra=UP_TO_DATE)) == [[0]]
         assert self.submit(ops.commit(APP, tx_ids)) == [[0]]

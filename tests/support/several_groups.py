@@ -29,15 +29,16 @@ from escrowmq.actors.producer.encoding.encoder import Encoder, TxPlan
 from escrowmq.actors.producer.transactions import across_groups
 from escrowmq.replication.calling.answers import Standing
 from escrowmq.replication.format import ops
-from escrowmq.replication.format.codec import PrepareExtra, decode_ops
+from escrowmq.replication.format.ops import PrepareExtra
 from escrowmq.replication.model import Message
 from escrowmq.replication.replica.branches import Branches
-from escrowmq.replication.replica.validation import level_needed, parse_request
+from escrowmq.replication.replica.validation import parse_request
 from escrowmq.replication.state.machine import Result
 from escrowmq.replication.state.transactions import STATE_OF
 from tests.sim.disk import SimDisk
 from tests.support.places import by_name
 from tests.support.reading import everything, named
+from tests.support.requests import UP_TO_DATE
 from tests.support.single import Single
 
 APP, TOPIC = "shop", "orders"
@@ -52,8 +53,7 @@ class Group:
         self.world, self.gid, self.groups = world, gid, groups
         self.single = Single(SimDisk(random.Random(gid)), gid=gid, groups=groups)
         self.single.now_ms = int(START_S * 1000)
-        self.single.topic(TOPIC, PARTITIONS)
-        self.single.to_level_2()
+        self.single.topic(TOPIC, PARTITIONS, topic_id=1)
         self.branches = Branches(self.single.state, self, self.reported)
         self.reports: list[str] = []
 
@@ -99,10 +99,7 @@ class Group:
             self.world.call_later(0.1, lambda: done(None))
             return
         other = self.world.groups[gid]
-        if method == "tx_states":
-            answer: Any = [other.outcome(tx_id, args[0]) for tx_id in args[1]]
-        else:
-            answer = other.submit(args[0], from_broker=method == "follow")
+        answer = other.submit(args[0], from_broker=method == "follow")
         self.world.call_later(0.001, lambda: done(answer))
 
     def write(self, request: bytes, done: Callable[[Sequence[Result] | None], None]) -> None:
@@ -132,7 +129,7 @@ class Group:
         self.submit(ops.settings({"settled_generation": 1}))
         for _ in range(2):
             tx_id = f"other-{next(self.world.numbers)}"
-            self.submit(ops.prepare(APP, TOPIC, [tx_id], None, 0, 0, [1], -1, 0))
+            self.submit(ops.prepare(APP, TOPIC, [tx_id], None, 0, 0, [1], -1, 0, UP_TO_DATE))
             self.submit(ops.commit(APP, [tx_id]))
         self.submit(ops.settings({"settled_generation": before}))
 
@@ -186,8 +183,7 @@ class SeveralGroups:
 class Client:
     """A producer's own flows and queues over the groups. ``dead``: it neither sends nor hears any more."""
 
-    def __init__(self, world: SeveralGroups, *, old: bool = False, instance: str = "client") -> None:
-        """``old``: with software from before format levels."""
+    def __init__(self, world: SeveralGroups, *, instance: str = "client") -> None:
         self.world, self.dead = world, False
         self.config = ProducerConfig()
         self.encoder = Encoder(
@@ -196,8 +192,6 @@ class Client:
             lambda topic, partition: by_name(topic, partition, len(world.groups)),
         )
         self.batchers = [GroupBatcher(APP, self.config, instance) for _ in world.groups]
-        for batcher in self.batchers if old else ():
-            batcher._speech.version = 1
         self.dies_before: Callable[[int, Block], bool] = lambda gid, block: False
 
     # ------------------------------------------------------------ Sender
@@ -248,8 +242,6 @@ class Client:
             return Failure(FailureKind.UNAVAILABLE, "no leader")
         request = b"".join(built.frames)
         group = self.world.groups[gid]
-        if group.state.level < 2 and level_needed(decode_ops(request)) > 1:
-            return Failure(FailureKind.UNSUPPORTED, "level 1")
         results = group.submit(request)
         if self.world.lose(gid, request):
             return Failure(FailureKind.UNKNOWN, "lost")

@@ -19,7 +19,6 @@ class Shared(Single):
     """A share group ``g`` over ``t``, which has its internal topics."""
 
     def begin(self, *values: str, delays_ms: Sequence[int] = (10, 20), **others: int | str) -> None:
-        self.to_highest_level()
         self.topic(partitions=1)
         self.now_ms = START_MS
         for name in (RETRY, DEAD, REPLIES):

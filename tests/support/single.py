@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from escrowmq.replication.calling.answers import LevelReport
 from escrowmq.replication.log.disk import Disk, RealDisk
 from escrowmq.replication.log.journal import SegmentJournal
 from escrowmq.replication.raft.replicator import LeadCheck
@@ -17,7 +16,7 @@ from escrowmq.replication.replica.checkpoints import Checkpoints, Job
 from escrowmq.replication.replica.releases import PrefetchedBodies
 from escrowmq.replication.replica.replica import Limits, Replica
 from escrowmq.replication.replica.validation import parse_request
-from escrowmq.replication.state.machine import LEVEL_MAX, StateMachine
+from escrowmq.replication.state.machine import StateMachine
 from tests.support.reading import everything, named
 from tests.support.requests import TOPIC, Submitting
 
@@ -118,17 +117,6 @@ class Single(Submitting):
         assert answer[0] == "ok", answer
         results: list[Any] = answer[1]
         return results
-
-    def to_level_2(self) -> None:
-        """As if every replica of the cluster had told its leader that it knows level 2."""
-        self.replica.raise_level([LevelReport(2, 1)])
-        self.send()
-
-    def to_highest_level(self) -> None:
-        """As if every replica of the cluster had told that it knows all levels that there are."""
-        for level in range(self.state.level, LEVEL_MAX):
-            self.replica.raise_level([LevelReport(LEVEL_MAX, level)])
-            self.send()
 
     def fail_over(self) -> None:
         """Another leads from now on, as far as this replica can stand for it: what a leader only remembers

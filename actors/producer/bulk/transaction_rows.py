@@ -36,7 +36,7 @@ from escrowmq.actors.producer.encoding.table_rows import (
 )
 from escrowmq.actors.producer.transactions.local_transaction import TransactionColumns
 from escrowmq.replication.errors import InvalidMessage
-from escrowmq.replication.replica.validation import NAME_BYTES_MAX
+from escrowmq.replication.limits import NAME_CHARS_MAX
 
 Marks = NDArray[np.bool_]
 _EMPTY = pa.scalar(b"", pa.binary())
@@ -300,7 +300,7 @@ def _marks(column: pa.Array) -> Marks:
 def _doubtful(ids: pa.Array) -> Marks:
     """Ids that may be refused: no text of usual characters and length. Null is none of them."""
     lengths = pc.utf8_length(ids)
-    fine = pc.and_(pc.greater(lengths, 0), pc.less_equal(lengths, NAME_BYTES_MAX))
+    fine = pc.and_(pc.greater(lengths, 0), pc.less_equal(lengths, NAME_CHARS_MAX))
     return ~_marks(pc.fill_null(pc.and_(fine, pc.utf8_is_printable(ids)), True))
 
 

@@ -19,8 +19,7 @@ from escrowmq.actors.producer.encoding.delayed_messages import (
     select_later,
 )
 from escrowmq.replication.format import ops
-from escrowmq.replication.format.codec import PrepareExtra
-from escrowmq.replication.format.timer_ops import UNNUMBERED
+from escrowmq.replication.format.ops import UNNUMBERED, PrepareExtra
 
 #: Position of a transaction in its block -> (code, info), for refused transactions.
 Problems = dict[int, tuple[int, Any]]
@@ -88,11 +87,11 @@ class PrepareBlock:
         #: The group's time when it was refused as stale, after which it is sent again.
         self.stale_ms = -1
         #: See ``PrepareExtra``. At home: the groups of the branches. In a branch: where home opened each
-        #: transaction, if home has said so (in version 1 it does not, and does not track its branches).
+        #: transaction.
         self.participants: tuple[int, ...] = ()
         self.parts = 0
         self.home_index: Sequence[int] = ()
-        #: From home's answer, if it tracks branches or the ids are the application's: where it opened each
+        #: From home's answer, if there are branches or the ids are the application's: where it opened each
         #: transaction, -1 if it is not open.
         self.opened_at: Sequence[int] = ()
         #: From home's answer: each transaction's newest PREPARE, which is this one.
@@ -118,11 +117,6 @@ class PrepareBlock:
     def is_further(self) -> bool:
         """Whether something else of these transactions is prepared already."""
         return self.part > 0 or self.home_group >= 0
-
-    @property
-    def is_of_level_9(self) -> bool:
-        """Whether groups below that level cannot take it, in any version."""
-        return bool(self.offsets or self.on_timeout)
 
     def key(self) -> tuple[Any, ...]:
         """Blocks with the same key may share an operation."""
@@ -204,9 +198,9 @@ def single_rows(column: Column) -> list[bytes]:
 class DecisionBlock:
     """Transactions of one broker group to commit or roll back. ``done`` as in PrepareBlock.
 
-    ``home_index``: where home opened each of them; None: they are in one group, or home does not track
-    branches. ``home_group``: the home group, for branches. ``newest_index``: the newest PREPARE of each; a
-    transaction that has been prepared again since then is not rolled back. Empty: no such condition.
+    ``home_index``: where home opened each of them; None: they are in one group. ``home_group``: the home
+    group, for branches. ``newest_index``: the newest PREPARE of each; a transaction that has been prepared
+    again since then is not rolled back. Empty: no such condition.
     """
 
     __slots__ = ("again", "commit", "deadline", "done", "home_group", "home_index", "newest_index", "tx_ids")
@@ -275,7 +269,7 @@ def encode_prepare(
     app: str,
     blocks: Sequence[PrepareBlock],
     id_of: Callable[[str], int],
-    instance: str | None = None,
+    instance: str = "",
     heard_ms: int = -1,
     claim: tuple[str, int] | None = None,
     fence: bytes = b"",
@@ -283,11 +277,10 @@ def encode_prepare(
     """PREPARE and its PRE_MESSAGEs for all transactions of ``blocks``, which have the same key.
 
     ``id_of(topic)``: the id that the PREPARE names, so that nothing is prepared in another topic of that
-    name. ``instance``: the producer, named in version 2; None: version 1. ``heard_ms``: the newest time that
-    the client has heard from the group. It must be from before: after a broker has reported one of its
-    transactions as prepared, a PREPARE is never encoded again with a later time. ``claim``: name and epoch
-    of a named producer. ``fence``: see ``PrepareExtra``; only home has it, and
-    only for transactions with a local one.
+    name. ``instance``: the producer. ``heard_ms``: the newest time that the client has heard from the group.
+    It must be from before: after a broker has reported one of its transactions as prepared, a PREPARE is
+    never encoded again with a later time. ``claim``: name and epoch of a named producer. ``fence``: see
+    ``PrepareExtra``; only home has it, and only for transactions with a local one.
     """
     first = blocks[0]
     fence = fence if first.home_group < 0 and not first.on_timeout else b""
@@ -306,7 +299,7 @@ def encode_prepare(
             digests,
             first.home_group,
             len(columns) + len(later) + len(first.offsets),
-            None if instance is None else _extra(blocks, instance, heard_ms, claim, fence),
+            _extra(blocks, instance, heard_ms, claim, fence),
         )
     ]
     for (topic, partition), (txs, sizes, rows) in columns.items():
@@ -377,21 +370,12 @@ def encode_decision(app: str, blocks: Sequence[DecisionBlock]) -> bytes:
     """COMMIT or ROLLBACK of all transactions of ``blocks``, which have the same key."""
     first = blocks[0]
     tx_ids = first.tx_ids if len(blocks) == 1 else [tx_id for block in blocks for tx_id in block.tx_ids]
-    if first.home_index is None:
-        if first.commit:
-            return ops.commit(app, tx_ids)
-        if not first.newest_index:
-            return ops.rollback(app, tx_ids)
-        return ops.rollback_under(app, tx_ids, ops.BY_PRODUCER, _newest_of(blocks))
     indexes = [index for block in blocks for index in block.home_index or ()]
+    home_group = first.home_group if indexes else -1
     if first.commit:
-        return ops.commit_branches(app, tx_ids, ops.BY_PRODUCER, indexes, first.home_group)
-    newest = _newest_of(blocks)
-    return ops.rollback_branches(app, tx_ids, ops.BY_PRODUCER, indexes, first.home_group, newest_index=newest)
-
-
-def _newest_of(blocks: Sequence[DecisionBlock]) -> list[int]:
-    return [index for block in blocks for index in block.newest_index]
+        return ops.commit(app, tx_ids, ops.BY_PRODUCER, indexes, home_group)
+    newest = [index for block in blocks for index in block.newest_index]
+    return ops.rollback(app, tx_ids, ops.BY_PRODUCER, indexes, home_group, newest_index=newest)
 
 
 def encode_done(app: str, blocks: Sequence[DoneBlock]) -> bytes:

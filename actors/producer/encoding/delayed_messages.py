@@ -10,14 +10,10 @@ from typing import Any, NamedTuple
 import google_crc32c
 
 from escrowmq.actors.client.cancelling import ScheduleId
-from escrowmq.actors.client.client_loop import ClientLoop
-from escrowmq.actors.client.router import result_of
-from escrowmq.replication.calling.answers import LevelReport
 from escrowmq.replication.delivery_times import check_not_too_far, delivery_time
-from escrowmq.replication.errors import InvalidMessage, NotSupported, TooManyScheduled
+from escrowmq.replication.errors import InvalidMessage, TooManyScheduled
 from escrowmq.replication.format import timer_ops
-from escrowmq.replication.format.ops import LEVEL_OF_OFFSETS
-from escrowmq.replication.format.timer_ops import LEVEL_OF_TIMERS, owner_of
+from escrowmq.replication.format.timer_ops import owner_of
 from escrowmq.replication.model import Message
 
 #: Suggested pause for a caller that found the limit of waiting messages reached.
@@ -39,21 +35,13 @@ class Later(NamedTuple):
     ordinal: int
 
 
-def any_delayed(messages: Iterable[object]) -> bool:
-    """Whether one of these is a delayed message. They may be something else than messages."""
-    for message in messages:
-        if isinstance(message, Message) and (message.delay_s is not None or message.deliver_at is not None):
-            return True
-    return False
-
-
 def together(now: Sequence[Now], later: Sequence[Later]) -> list[Now | Later]:
     """A transaction's messages: first those that are readable at its commit."""
     return [*now, *later]
 
 
 def takes_none(message: Message) -> int:
-    """In place of ``DelayGate.time_of``, where nothing can be delayed."""
+    """In place of ``DeliveryClock.time_of``, where nothing can be delayed."""
     raise InvalidMessage(f"a message to {message.topic!r} cannot be delayed here; send it without a delay")
 
 
@@ -63,78 +51,20 @@ def too_many_scheduled(limit: Any) -> TooManyScheduled:
     return TooManyScheduled(text, LIMIT_RETRY_AFTER_S)
 
 
-# ------------------------------------------------------------------------------------------------------------
-# Lets what needs a later format level pass once the cluster takes it: delayed messages, for example.
-#
-# A broker group below format level 8 refuses a whole request that holds a delayed message, with everything
-# else in it. So a producer asks before it sends its first one. It asks the leader of group 0, which reaches a
-# level last, as for compression (value_packer.py); a level never falls, so nobody asks again once it is
-# reached.
+class DeliveryClock:
+    """The times of delayed messages, as requests carry them. ``wall_clock``: in seconds since the epoch."""
 
-#: How long the first delayed message waits for the level in a cluster whose software knows it: a new cluster
-#: reaches it after a second or two.
-LEVEL_WAIT_S, LEVEL_PAUSE_S = 10.0, 0.1
-
-
-class DelayGate:
-    """See the module's text. Thread-safe."""
-
-    def __init__(
-        self,
-        router: ClientLoop,
-        timeout_s: float,
-        wall_clock: Callable[[], float] = time.time,
-        pause: Callable[[float], None] = time.sleep,
-        *,
-        level: int = LEVEL_OF_TIMERS,
-        what: str = "delayed messages need",
-    ) -> None:
-        self._router, self._timeout_s, self._wall_clock, self._pause = router, timeout_s, wall_clock, pause
-        self._waited, self._level, self._what = False, level, what
-        #: Whether the cluster is known to have the level.
-        self.ready = False
-
-    def check(self) -> None:
-        """Returns if the cluster takes delayed messages; asks and waits if that is not known yet.
-
-        Raises NotSupported, Unavailable or Closed; nothing was sent then.
-        """
-        if self.ready:
-            return
-        until = time.monotonic() + (0.0 if self._waited else LEVEL_WAIT_S)
-        while True:
-            asked = self._router.leader_call(0, "levels", timeout_s=self._timeout_s)
-            report = result_of(asked, self._timeout_s)
-            known, applied = report if isinstance(report, LevelReport) else (0, 0)
-            if applied >= self._level:
-                self.ready = True
-                return
-            if known < self._level or time.monotonic() >= until:
-                break
-            self._pause(LEVEL_PAUSE_S)
-        self._waited = True  # an upgrade is under way: those who come now are told at once
-        raise NotSupported(
-            f"{self._what} format level {self._level}, and the cluster is at {applied}; upgrade every "
-            "replica first"
-        )
+    def __init__(self, wall_clock: Callable[[], float] = time.time) -> None:
+        self._wall_clock = wall_clock
 
     def time_of(self, message: Message) -> int:
-        """The time of a delayed message as requests carry it; see :meth:`check`. Raises InvalidMessage."""
+        """The time of a delayed message. Raises InvalidMessage."""
         return self.time(message.delay_s, message.deliver_at)
 
     def time(self, delay_s: object, deliver_at: object) -> int:
         """The same for what a caller gives; one of the two is not None."""
-        if not self.ready:
-            self.check()
         time_ms = delivery_time(delay_s, deliver_at)
         return time_ms if time_ms <= 0 else check_not_too_far(time_ms, self._wall_clock() * 1000)
-
-
-def level_9(router: ClientLoop, timeout_s: float) -> DelayGate:
-    """For transactions that move offsets, or that have no local transaction."""
-    return DelayGate(
-        router, timeout_s, level=LEVEL_OF_OFFSETS, what="offsets in transactions, and local=False, need"
-    )
 
 
 # ------------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from escrowmq.actors.producer.encoding.delayed_messages import DelayGate
+from escrowmq.actors.producer.encoding.delayed_messages import DeliveryClock
 from escrowmq.actors.producer.encoding.many import Piece
 from escrowmq.replication.delivery_times import AT_ONCE
 from escrowmq.replication.errors import InvalidMessage
@@ -31,9 +31,9 @@ class Delivery(NamedTuple):
 NOT_DELAYED = Delivery()
 
 
-def times_of_rows(gate: DelayGate, delivery: Delivery, count: int) -> list[int] | None:
+def times_of_rows(clock: DeliveryClock, delivery: Delivery, count: int) -> list[int] | None:
     """For each of ``count`` messages, when it can be read, as requests carry it; None: all at once. Raises
-    InvalidMessage, and what ``DelayGate.check`` raises."""
+    InvalidMessage."""
     if not delivery.is_given:
         return None
     delays, times = (
@@ -43,21 +43,21 @@ def times_of_rows(gate: DelayGate, delivery: Delivery, count: int) -> list[int] 
     if delays is not None and times is not None:
         raise InvalidMessage("give delay_s or deliver_at, not both")
     if delays is None and times is None:
-        return [gate.time(*delivery)] * count
+        return [clock.time(*delivery)] * count
     found: list[int] = []
     try:
         for delay_s in delays or ():
-            found.append(AT_ONCE if delay_s is None else gate.time(delay_s, delivery.deliver_at))
+            found.append(AT_ONCE if delay_s is None else clock.time(delay_s, delivery.deliver_at))
         for deliver_at in times or ():
-            found.append(AT_ONCE if deliver_at is None else gate.time(delivery.delay_s, deliver_at))
+            found.append(AT_ONCE if deliver_at is None else clock.time(delivery.delay_s, deliver_at))
     except InvalidMessage as error:
         raise InvalidMessage(f"row {len(found)}: {error}") from error
     return found
 
 
-def times_of_table(gate: DelayGate, table: Any, delivery: Delivery, count: int) -> list[int] | None:
+def times_of_table(clock: DeliveryClock, table: Any, delivery: Delivery, count: int) -> list[int] | None:
     """The same for the rows of a table; a str is the name of a column."""
-    return times_of_rows(gate, Delivery(*(_cells(table, given) for given in delivery)), count)
+    return times_of_rows(clock, Delivery(*(_cells(table, given) for given in delivery)), count)
 
 
 def timed(pieces: Iterator[Piece], times: Sequence[int] | None) -> Iterator[Piece]:

@@ -23,10 +23,11 @@ from escrowmq.actors.producer.encoding.delayed_messages import (
     together,
 )
 from escrowmq.replication.errors import InvalidMessage, MessageTooLarge, UnknownTopic
-from escrowmq.replication.format.codec import FRAME, encode_row
+from escrowmq.replication.format.codec import encode_row
 from escrowmq.replication.format.internal_topics import is_internal
+from escrowmq.replication.format.operation import FRAME
+from escrowmq.replication.limits import NAME_CHARS_MAX, has_control_characters
 from escrowmq.replication.model import Message
-from escrowmq.replication.replica.validation import NAME_BYTES_MAX, has_control_characters
 
 crc32c: Callable[[bytes], int] = google_crc32c.value
 _extend: Callable[[int, bytes], int] = google_crc32c.extend
@@ -82,7 +83,7 @@ class Encoder:
     serialize: Callable[[Any], bytes] | None = None
     pack: Callable[[bytes], bytes] | None = None
     pack_column: Callable[[Any], Any] | None = None
-    #: The time of a delayed message, as requests carry it; see ``DelayGate``.
+    #: The time of a delayed message, as requests carry it; see ``DeliveryClock``.
     time_of: Callable[[Message], int] = staticmethod(takes_none)
 
     def __init__(
@@ -265,8 +266,8 @@ def _check_printable(what: str, name: str) -> str:
 
 
 def _check_name(what: str, name: str) -> str:
-    if type(name) is not str or not 0 < len(name) <= NAME_BYTES_MAX:
-        raise InvalidMessage(f"{what} must be a str of 1 to {NAME_BYTES_MAX} characters, not {name!r:.80}")
+    if type(name) is not str or not 0 < len(name) <= NAME_CHARS_MAX:
+        raise InvalidMessage(f"{what} must be a str of 1 to {NAME_CHARS_MAX} characters, not {name!r:.80}")
     try:
         name.encode()
     except UnicodeEncodeError as error:

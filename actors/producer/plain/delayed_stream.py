@@ -15,7 +15,8 @@ from escrowmq.actors.client.cancelling import ScheduleId
 from escrowmq.actors.producer.plain.partition_stream import Batch, PartitionStream
 from escrowmq.actors.producer.plain.record_batch import Ending, RecordBatch
 from escrowmq.replication.delivery_times import AT_ONCE, effective_time
-from escrowmq.replication.format.timer_ops import OF_DELAYED, ORDINALS, owner_of, scheduled
+from escrowmq.replication.format.ops import OF_DELAYED
+from escrowmq.replication.format.timer_ops import ORDINALS, owner_of, scheduled
 from escrowmq.replication.model import NO_ID, RecordMetadata
 
 #: In place of the offset of a message that cannot be read yet.
@@ -103,10 +104,10 @@ class DelayedStream(PartitionStream):
             self._owner = owner_of(str(self._owner), str(epoch))
         super().begin_at(epoch)
 
-    def take(self, bytes_max: int, heard_ms: int | None = None, topic_id: int = NO_ID) -> tuple[bytes, Batch]:
+    def take(self, bytes_max: int, heard_ms: int = -1, topic_id: int = NO_ID) -> tuple[bytes, Batch]:
         """See ``PartitionStream``. Every batch names its topic's id: the last one that ``topic_id`` gave."""
         batch = self._begin(bytes_max)
-        if heard_ms is not None:
+        if topic_id != NO_ID:
             self._topic_id = topic_id
         if batch.topic_id is None:
             batch.topic_id = self._topic_id
@@ -120,7 +121,7 @@ class DelayedStream(PartitionStream):
             batch.rows,  # type: ignore[arg-type]  # a parcel's single rows
             self._owner,
             self._first_ordinal,
-            -1 if heard_ms is None else heard_ms,
+            heard_ms,
             batch.topic_id,
         )
         return frame, batch

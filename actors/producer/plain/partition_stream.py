@@ -27,7 +27,7 @@ from escrowmq.replication.errors import (
     UnknownTopic,
 )
 from escrowmq.replication.format import ops
-from escrowmq.replication.format.timer_ops import claimed_epoch, first_epoch
+from escrowmq.replication.format.ops import claimed_epoch, first_epoch
 from escrowmq.replication.model import NO_ID, ResultCode
 
 #: How often a new epoch is tried after "out of sequence" before the batch fails.
@@ -166,16 +166,15 @@ class PartitionStream:
         """When the first message that was never sent was queued; call it only while there is one."""
         return self._queue[0].since
 
-    def take(self, bytes_max: int, heard_ms: int | None = None, topic_id: int = NO_ID) -> tuple[bytes, Batch]:
+    def take(self, bytes_max: int, heard_ms: int = -1, topic_id: int = NO_ID) -> tuple[bytes, Batch]:
         """The next batch of at most ``bytes_max`` bytes, but at least one message, as a frame. ``heard_ms``:
-        the newest time heard from the group, for the first batch of an epoch; None: it states none.
+        the newest time heard from the group, for the first batch of an epoch; -1: it states none.
         ``topic_id``: the topic's present id, for the same."""
         batch = self._begin(bytes_max)
-        if heard_ms is not None and batch.topic_id is None:
+        if topic_id != NO_ID and batch.topic_id is None:
             batch.topic_id = topic_id
         place = self.topic, self.partition, self._producer, self.epoch, self.next_seq
-        named = NO_ID if heard_ms is None else batch.topic_id or NO_ID
-        frame = ops.message(*place, batch.rows, heard_ms, named, batch.count)
+        frame = ops.message(*place, batch.rows, heard_ms, batch.topic_id or NO_ID, batch.count)
         return frame, batch
 
     def _begin(self, bytes_max: int) -> Batch:

@@ -12,7 +12,6 @@ The same steps handle one transaction, or hundreds that go to the same groups.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
@@ -30,8 +29,6 @@ from escrowmq.actors.producer.encoding.blocks import (
 )
 from escrowmq.actors.producer.encoding.encoder import TxPlan
 from escrowmq.replication.model import ResultCode
-
-log = logging.getLogger(__name__)
 
 #: Pause before a transaction that found the limit of open transactions reached tries again.
 LIMIT_RETRY_S = 0.1
@@ -201,7 +198,7 @@ class StagedPrepare:
     Results, to be read in ``ended``: ``problems`` by place, and ``failure`` if a stage had no answer; then
     all transactions without a problem may be open, in every group of ``touched``. ``home_index``: by place,
     -1 unless home has opened the transaction, and ``newest_index``: its newest PREPARE there. ``tracked``:
-    home makes sure that the branches follow (at format level 1 it does not).
+    home has told that, of transactions with branches, so it makes sure that they follow.
     """
 
     def __init__(
@@ -268,7 +265,7 @@ class StagedPrepare:
         for gid, whole in stage:
             self.touched[gid] = None
             block = whole if len(places) == len(self.tx_ids) else whole.select(places)
-            if self.tracked and gid != self.home:
+            if gid != self.home:
                 block.home_index = [self.home_index[place] for place in places]
             answered = partial(self._answered, gid, block, places)
             prepare_block(self._sender, gid, block, answered, self._limit_wait_s)
@@ -406,17 +403,14 @@ def settle_many(
     newest_index: Sequence[int] = (),
 ) -> None:
     """Commits or rolls back transactions over the same groups; ``gids[0]`` is the home group, whose answer
-    ``done`` gets. ``home_index``: for each, where home opened it; None: home does not track its branches.
+    ``done`` gets. ``home_index``: for each, where home opened it; None: there are no branches.
     ``newest_index``: see DecisionBlock; it is home's.
 
     The other groups are told afterwards and waited for, but their answers change nothing: the decision is
     made. Home learns which of them have carried it out, and tells the rest itself.
     """
     home = DecisionBlock(commit, tx_ids, home_index, newest_index=newest_index)
-    if len(gids) == 1 and home_index is None:
-        home.done = done
-    else:
-        home.done = _Settled(sender, home, gids, done).decided
+    home.done = done if home_index is None else _Settled(sender, home, gids, done).decided
     sender.enqueue(gids[0], home)
 
 
@@ -446,9 +440,7 @@ class _Settled:
             self._sender.enqueue(gid, branch)
 
     def _branch_done(self, gid: int, branch: DecisionBlock, outcome: Outcome) -> None:
-        if outcome and branch.home_index is None:
-            log.warning("transactions are decided; group %s will follow by its check (%s)", gid, outcome)
-        if not isinstance(outcome, Failure) and branch.home_index is not None:
+        if not isinstance(outcome, Failure):
             undone = {i for i, (code, _) in outcome.items() if code != ResultCode.DUPLICATE}
             places = [i for i in range(len(branch.tx_ids)) if i not in undone]
             if places:

@@ -24,9 +24,9 @@ from escrowmq.actors.producer.transactions.transaction import Transaction
 from escrowmq.replication.delivery_times import AT_ONCE, delivery_time
 from escrowmq.replication.errors import InvalidMessage, OutcomeUnknown, OutOfStep, TransactionSettled
 from escrowmq.replication.format import ops
-from escrowmq.replication.format.timer_ops import DIGEST_BYTES, claim_group
+from escrowmq.replication.format.ops import DIGEST_BYTES, claim_group
+from escrowmq.replication.limits import NUMBER_MAX
 from escrowmq.replication.model import Message, ResultCode, TransactionState
-from escrowmq.replication.replica.claim_validation import NUMBER_MAX
 
 _encode = msgspec.msgpack.Encoder().encode
 

@@ -97,9 +97,6 @@ def prepare_problem(
         return Unavailable(text, LIMIT_RETRY_AFTER_S)
     if code == ResultCode.FENCED:
         return fenced(f"transaction {tx_id!r}", info)
-    if code == ResultCode.MALFORMED:  # home accepted it at level 1, and a branch's group is now at level 3
-        text = f"transaction {tx_id!r} began while the cluster raised its format level, and was rolled back"
-        return Unavailable(text, LIMIT_RETRY_AFTER_S)
     return InvalidMessage(f"transaction {tx_id!r} was refused: {ResultCode(code).name} {info!r}")
 
 

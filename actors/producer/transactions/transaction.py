@@ -75,8 +75,6 @@ class Transaction(TransactionBase):
 
     def _prepare(self) -> TransactionState | None:
         """The recorded state if the same transaction was settled before, otherwise None."""
-        if self._is_of_level_9:
-            self._core.level_9.check()
         if (naming := self._to_name()) is not None:
             try:
                 naming.check()

@@ -39,8 +39,8 @@ from escrowmq.replication.errors import (
     TransactionSettled,
 )
 from escrowmq.replication.format.ops import ROLLBACK
+from escrowmq.replication.limits import TIMEOUT_MS_MAX
 from escrowmq.replication.model import Message, TransactionState
-from escrowmq.replication.replica.validation import TIMEOUT_MS_MAX
 
 log = logging.getLogger(__name__)
 
@@ -221,10 +221,6 @@ class TransactionBase:
             )
         places, catalog = self._core.router.places, self._core.catalog
         self._work = work_of(reader, offsets, places.id_of, catalog.partitions)
-
-    @property
-    def _is_of_level_9(self) -> bool:
-        return not self._local or self._work is not None
 
     def _to_name(self) -> FenceName | None:
         """What must find out its fence's name before this transaction can be prepared; None: nothing."""

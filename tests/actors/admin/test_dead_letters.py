@@ -24,7 +24,6 @@ AdminOf = Callable[[Brokers], Admin]
 @pytest.fixture(scope="module")
 def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Brokers]:
     running = Brokers(tmp_path_factory.mktemp("dead"))
-    running.at_highest_level()
     yield running
     running.close()
 

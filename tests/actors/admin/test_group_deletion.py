@@ -19,7 +19,8 @@ from escrowmq.actors.consumer.config import RetryPolicy
 from escrowmq.actors.consumer.consumer import Consumer
 from escrowmq.replication.errors import GroupNotEmpty, InvalidMessage, StaleMember, Unavailable, UnknownGroup
 from escrowmq.replication.format import ops, share_ops
-from escrowmq.replication.format.internal_topics import SHARE, dead_topic, retry_topic
+from escrowmq.replication.format.internal_topics import dead_topic, retry_topic
+from escrowmq.replication.format.settings import SHARE
 from escrowmq.replication.model import NO_ID
 from tests.support.brokers import Brokers
 from tests.support.polling import read
@@ -37,7 +38,6 @@ def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Brokers]:
 
 @pytest.fixture
 def admin(brokers: Brokers, admin_of: Callable[[Brokers], Admin]) -> Admin:
-    brokers.at_highest_level()
     return admin_of(brokers)
 
 

@@ -11,7 +11,7 @@ from escrowmq.actors.admin.admin import Admin
 from escrowmq.replication.calling.answers import FoundTransaction, Standing
 from escrowmq.replication.errors import NotFullyPrepared
 from escrowmq.replication.format import ops
-from escrowmq.replication.format.codec import PrepareExtra
+from escrowmq.replication.format.ops import PrepareExtra
 from tests.support.brokers import Brokers
 
 COMMITTED, ROLLBACK = TransactionState.COMMITTED, TransactionState.ROLLBACK

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import pytest
 from escrowmq.actors.admin import messages
 from escrowmq.actors.admin.admin import Admin
 from escrowmq.actors.producer.producer import Producer
-from escrowmq.replication.errors import NotSupported, TopicRecreated, Unavailable
+from escrowmq.replication.errors import TopicRecreated, Unavailable
 from escrowmq.replication.format.find_table import BLOCK_OFFSETS
 from escrowmq.replication.model import Message
 from tests.support.brokers import Brokers, ClientCalls
@@ -105,25 +105,6 @@ def test_when_nobody_answers_it_says_so(
         admin.find("orders", key="k", partitions=[0])
 
 
-def test_replicas_of_an_earlier_version_are_passed_over(
-    cluster: Brokers, admin: Admin, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    produce(cluster, 10)
-    real, old = ClientCalls.call, {0, 1}
-
-    def partly_old(self: Any, gid: int, rid: int, method: str, args: Any, done: Callable[..., None]) -> None:
-        if method == "find" and rid in old:
-            done(("no_method",), None)
-        else:
-            real(self, gid, rid, method, args, done)
-
-    monkeypatch.setattr(ClientCalls, "call", partly_old)
-    assert found(admin, "k7") == [7]
-    old.add(2)
-    with pytest.raises(NotSupported, match="upgrade every replica"):
-        admin.find("orders", key="k7", partitions=[0])
-
-
 def test_a_follower_that_lags_hides_nothing(cluster: Brokers, admin: Admin) -> None:
     for count in range(1, 30):
         produce(cluster, 1)
@@ -133,7 +114,6 @@ def test_a_follower_that_lags_hides_nothing(cluster: Brokers, admin: Admin) -> N
 def test_a_topic_that_is_created_again_meanwhile_is_noticed(
     cluster: Brokers, admin: Admin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cluster.at_highest_level()
     admin.create_topic("notes")
     real = admin._topic
     with Producer(cluster.info, app="shop", calls=ClientCalls(cluster)) as producer:

@@ -1,4 +1,4 @@
-"""Replicated settings, changed and shown by an operator; refused while a replica runs older software."""
+"""Replicated settings, changed and shown by an operator."""
 
 from __future__ import annotations
 
@@ -7,24 +7,16 @@ from pathlib import Path
 import pytest
 
 from escrowmq.actors.admin.admin import Admin
-from escrowmq.replication.errors import InvalidMessage, NotSupported, OutcomeUnknown, Unavailable
-from escrowmq.replication.state.dedup import Settings
+from escrowmq.replication.errors import InvalidMessage, OutcomeUnknown, Unavailable
+from escrowmq.replication.format.settings import Settings
 from tests.support.brokers import Brokers, ClientCalls
-from tests.support.waiting import wait_until
 
 
-def test_settings_are_changed_in_every_group_once_all_replicas_know_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    brokers = Brokers(tmp_path, groups=2, replicas=1, old=True)
-    brokers.groups[0].old = set()  # upgraded first; the other group holds it back
+def test_settings_are_changed_in_every_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    brokers = Brokers(tmp_path, groups=2, replicas=1)
     admin = Admin(brokers.info, timeout_s=10.0, calls=ClientCalls(brokers))
     try:
-        with pytest.raises(NotSupported, match="level 2; upgrade every replica first"):
-            admin.change_settings(groups_kept=9)
-        brokers.upgrade(1, 0)
         states = [group.leader().parts.running.replica.state for group in brokers.groups]
-        wait_until(lambda: all(state.level >= 2 for state in states), 20.0, "level 2")
         assert admin.change_settings(groups_kept=9, settled_generation=70)["groups_kept"] == 9
         assert admin.change_settings() == {**Settings().values(), "groups_kept": 9, "settled_generation": 70}
         assert {state.settings.groups_kept for state in states} == {9}

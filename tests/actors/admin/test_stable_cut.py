@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from escrowmq.actors.admin.admin import Admin
-from escrowmq.replication.errors import ConfigError, NotSupported, UnknownTopic
+from escrowmq.replication.errors import ConfigError, UnknownTopic
 from escrowmq.replication.model import Message
 from tests.support.brokers import Brokers
 from tests.support.producing import ProducerOf
@@ -82,15 +81,3 @@ def test_what_cannot_be_cut_is_refused(two: Brokers, admin_of: Callable[[Brokers
         admin.stable_cut("orders")
     with pytest.raises(ConfigError, match="list of names"):
         admin.stable_cut([1])  # type: ignore[list-item]
-
-
-def test_replicas_with_older_software_are_to_be_upgraded_first(
-    tmp_path: Path, admin_of: Callable[[Brokers], Admin]
-) -> None:
-    old = Brokers(tmp_path, groups=1, replicas=1, old=True)
-    try:
-        old.topic("orders", 1)
-        with pytest.raises(NotSupported, match="upgrade"):
-            admin_of(old).stable_cut(["orders"])
-    finally:
-        old.close()

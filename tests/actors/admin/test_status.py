@@ -16,7 +16,7 @@ from escrowmq.actors.client.replica_calls import SUPERVISOR_RID, OnAnswer, Shard
 from escrowmq.feedback.asking.shard_report import ShardReport
 from escrowmq.replication.calling.answers import MembersReport
 from escrowmq.replication.format import codec, ops
-from escrowmq.replication.format.codec import PrepareExtra
+from escrowmq.replication.format.ops import PrepareExtra
 from escrowmq.replication.state.machine import LEVEL_MAX
 from tests.support.brokers import Brokers, ClientCalls
 from tests.support.waiting import wait_until
@@ -82,7 +82,6 @@ def test_a_replica_that_came_later_is_shown_and_one_that_was_removed_is_not(
     brokers = Brokers(tmp_path)
     try:
         (group,) = brokers.groups
-        wait_until(lambda: group.leader().parts.running.levels().applied >= 3, 10.0, "format level 3")
         gone = group.a_follower()
         group.seated = (0, 1, 2, 3)
         group.start(3)
@@ -119,7 +118,6 @@ def test_a_group_whose_founders_are_all_gone_is_shown(tmp_path: Path, supervised
     brokers = Brokers(tmp_path, replicas=1)
     try:
         (group,) = brokers.groups
-        wait_until(lambda: group.leader().parts.running.levels().applied >= 3, 10.0, "format level 3")
         group.seated = (0, 1)
         group.start(1)
         group.change_members(add=[1], remove=[0])

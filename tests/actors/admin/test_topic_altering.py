@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,7 +19,8 @@ from hypothesis import strategies as st
 from escrowmq.actors.admin.topic_creation import alter_topic, create_topic
 from escrowmq.replication.errors import ConfigError, EscrowMQError, Overloaded, TopicExists, UnknownTopic
 from escrowmq.replication.format import ops
-from escrowmq.replication.format.codec import OpType, decode_ops
+from escrowmq.replication.format.codec import decode_ops
+from escrowmq.replication.format.operation import OpType
 from escrowmq.replication.host.due_checks import lock_due
 from escrowmq.replication.model import TopicInfo
 from escrowmq.replication.replica.compaction import RetentionRound
@@ -54,8 +56,9 @@ class Groups:
         (op,) = decode_ops(request)
         table = self.tables[gid]
         self.index += 1
+        fields = msgspec.structs.astuple(op.meta)
         altered = op.type == OpType.ALTER_TOPIC
-        code, *info = table.alter(self.index, *op.meta) if altered else table.create(*op.meta)
+        code, *info = table.alter(self.index, *fields) if altered else table.create(*fields)
         return int(str(code)), info[0] if info else None
 
     def alter(self, **settings: int | str | None) -> TopicInfo:
@@ -261,7 +264,6 @@ def test_a_topic_that_was_made_anew_is_not_altered_by_an_earlier_request() -> No
 
 def test_what_runs_already_goes_by_the_new_settings(tmp_path: Path) -> None:
     single = Single(tmp_path)
-    single.to_highest_level()
     single.topic()
     single.publish("a", "b", "c")
     single.submit(prepare(["open"], timeout_ms=10))
@@ -278,9 +280,8 @@ def test_what_runs_already_goes_by_the_new_settings(tmp_path: Path) -> None:
     assert not trims()
     ((tx_id, *_, rolls_back),) = (row[:6] for row in due())
     assert (tx_id, rolls_back) == ("open", False)
-    single.submit(
-        ops.alter_topic("t", {"retention_ms": 60_000, "check_max": 1, "on_check_exhausted": "rollback"})
-    )
+    settings = {"retention_ms": 60_000, "check_max": 1, "on_check_exhausted": "rollback"}
+    single.submit(ops.alter_topic("t", settings, number=0))
     assert trims() == [ops.trim("t", {0: 3})]
     assert not due(), "it is leased"
     hour += 1_000

@@ -16,7 +16,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from escrowmq.actors.admin.topic_creation import (
-    LEVEL_WAIT_S,
     TopicOptions,
     create_topic,
     kept,
@@ -24,10 +23,9 @@ from escrowmq.actors.admin.topic_creation import (
     spread_over,
     topic_settings,
 )
-from escrowmq.replication.errors import ConfigError, InvalidMessage, NotSupported, TopicExists
-from escrowmq.replication.format import ops
+from escrowmq.replication.errors import ConfigError, TopicExists
 from escrowmq.replication.format.codec import decode_ops
-from escrowmq.replication.model import BY_NAME, TopicInfo
+from escrowmq.replication.model import TopicInfo
 from escrowmq.replication.state.topics import TopicTable
 from tests.support.places import by_name
 
@@ -45,11 +43,6 @@ class Groups:
 
     def __init__(self, count: int = 1) -> None:
         self.tables = [TopicTable(gid, count) for gid in range(count)]
-        #: Groups that are not at level 4 yet, and their leaders' answer to a request that needs it.
-        self.behind: dict[int, Exception] = {}
-        #: Below level 6.
-        self.without_ids = False
-        self.now = 0.0
         #: What happens once, before a group is asked, e.g. another creation in between.
         self.before: dict[int, Any] = {}
 
@@ -57,29 +50,14 @@ class Groups:
         if gid in self.before:
             self.before.pop(gid)()
         (op,) = decode_ops(request)
-        if gid in self.behind and len(op.meta) > 2:
-            raise self.behind[gid]
-        if self.without_ids and len(op.meta) > 3:
-            raise NotSupported("level 6")
-        table = self.tables[gid]
-        if len(op.meta) > 3 and table.is_left_over(op.meta[0], op.meta[3]):
-            table.delete(op.meta[0])
-        code, *info = table.create(*op.meta)
+        table, topic = self.tables[gid], op.meta
+        if table.is_left_over(topic.name, topic.topic_id):
+            table.delete(topic.name)
+        code, *info = table.create(topic.name, topic.settings, topic.first_group, topic.topic_id)
         return code, info[0] if info else None
 
     def create(self, partitions: int = 1, **options: int | str | None) -> TopicInfo:
-        return create_topic(
-            self.submit,
-            len(self.tables),
-            "t",
-            partitions,
-            options,
-            clock=lambda: self.now,
-            pause=self.pass_time,
-        )
-
-    def pass_time(self, seconds: float) -> None:
-        self.now += seconds
+        return create_topic(self.submit, len(self.tables), "t", partitions, options)
 
     def hosts(self) -> list[int]:
         """For each partition the group that has it; asserts that each is in exactly one."""
@@ -123,7 +101,7 @@ def test_every_setting_is_written_into_the_log() -> None:
 
     def submit(gid: int, request: bytes) -> tuple[int, Any]:
         (op,) = decode_ops(request)
-        written.append(op.meta[1])
+        written.append(op.meta.settings)
         return 0, None
 
     made = create_topic(submit, 1, "t", 2, {"check_max": 3})
@@ -180,19 +158,12 @@ def test_what_an_old_client_began_is_ended_as_it_began() -> None:
     assert groups.settings() == [made] * 3
 
 
-def test_a_group_that_kept_a_deleted_topic_is_named() -> None:
+def test_in_a_group_that_kept_a_deleted_topic_the_new_one_replaces_it() -> None:
     groups = Groups(2)
-    groups.without_ids = True
     groups.create(retention_ms=WEEK_MS)
     groups.tables[0].delete("t")
-    with pytest.raises(
-        TopicExists, match=r"broker group 1 than in group 0 \(retention_ms is 604800000, not -1\)"
-    ):
-        groups.create()
-    groups.tables[0].delete("t")
-    groups.without_ids = False
     made = groups.create()
-    assert groups.settings() == [made] * 2, "with an id it is known for an earlier topic, which it replaces"
+    assert groups.settings() == [made] * 2 and made.retention_ms == -1
     assert {made.topic_id} == {info and info.topic_id for info in groups.settings()}
 
 
@@ -262,7 +233,6 @@ def test_retention_in_words(retention_ms: int, retention_bytes: int, words: str)
 
 
 # ---------------------------------------------------------------- where a topic begins
-REFUSALS = [NotSupported("level 4"), InvalidMessage("operation of type 16 of format version 2")]
 
 
 def fullest(place: Callable[[str, int], int], groups: int) -> float:
@@ -290,66 +260,9 @@ def test_every_group_hosts_what_the_creator_has_written() -> None:
     assert groups.create(7) == made, "repeating it changes nothing"
 
 
-@pytest.mark.parametrize("refusal", REFUSALS)
-def test_until_all_replicas_are_upgraded_topics_lie_where_their_names_say(refusal: Exception) -> None:
-    groups = Groups(5)
-    groups.behind = dict.fromkeys(range(5), refusal)
-    made = groups.create(7)
-    assert made.first_group == BY_NAME
-    assert groups.hosts() == [by_name("t", number, 5) for number in range(7)]
-    groups.behind = {}
-    assert groups.create(7) == made, "and stay there if they are created again"
-    assert groups.hosts() == [by_name("t", number, 5) for number in range(7)]
-
-
-def test_a_group_that_takes_the_level_a_moment_later_is_waited_for() -> None:
-    groups = Groups(3)
-    groups.behind = {2: REFUSALS[0]}
-    until = groups.pass_time
-
-    def go_up(seconds: float) -> None:
-        until(seconds)
-        if groups.now > 5.0:
-            groups.behind = {}
-
-    groups.pass_time = go_up  # type: ignore[method-assign]
-    made = groups.create(4)
-    assert 5.0 < groups.now < 6.0 and groups.settings() == [made] * 3
-
-
-def test_one_that_never_does_is_told_and_repeating_it_goes_on_where_it_was() -> None:
-    groups = Groups(3)
-    groups.behind = {2: REFUSALS[0]}
-    with pytest.raises(NotSupported):
-        groups.create(4)
-    assert LEVEL_WAIT_S <= groups.now < LEVEL_WAIT_S + 1
-    groups.behind = {}
-    made = groups.create(4)
-    assert groups.settings() == [made] * 3 and len(groups.hosts()) == 4
-
-
-def test_a_client_of_an_earlier_version_is_told_that_it_cannot_use_the_topic() -> None:
-    """Otherwise it would create the topic elsewhere, in a group that does not have it yet."""
-    groups = Groups(3)
-    groups.before[1] = lambda: (_ for _ in ()).throw(CutShort())
-    with pytest.raises(CutShort):
-        groups.create(4)
-    code, text = groups.submit(0, ops.create_topic("t", topic_settings(4)))
-    assert code == 11 and "upgrade the client" in str(text)
-    assert groups.settings()[1:] == [None, None]
-    made = groups.create(4)
-    assert groups.settings() == [made] * 3 and len(groups.hosts()) == 4
-
-
 def test_a_topic_whose_deletion_was_cut_short_is_not_created_in_two_places() -> None:
     groups = Groups(3)
-    groups.behind = dict.fromkeys(range(3), REFUSALS[0])
     groups.create(4)
     groups.tables[0].delete("t")
-    groups.behind, groups.without_ids = {}, True
-    with pytest.raises(TopicExists, match=r"first_group is -1.*delete it and create it again"):
-        groups.create(4)
-    groups.tables[0].delete("t")
-    groups.without_ids = False
-    groups.create(4)
-    assert len(groups.hosts()) == 4, "with an id it replaces the earlier one"
+    groups.create(7)
+    assert len(groups.hosts()) == 7

@@ -1,4 +1,4 @@
-"""Deleting, altering and trimming the topic that is meant, over several groups of any level.
+"""Deleting, altering and trimming the topic that is meant, over several groups.
 
 The broker groups are the replicated states themselves, without the replicas around them.
 """
@@ -17,12 +17,10 @@ from escrowmq.actors.admin.topic_creation import (
     create_topic,
     delete_topic,
 )
-from escrowmq.replication.errors import NotSupported, TopicRecreated, UnknownTopic
-from escrowmq.replication.format import ops
+from escrowmq.replication.errors import TopicRecreated, UnknownTopic
 from escrowmq.replication.format.codec import decode_ops
 from escrowmq.replication.model import TopicInfo
-from escrowmq.replication.replica.validation import level_needed
-from escrowmq.replication.state.machine import LEVEL_MAX, StateMachine
+from escrowmq.replication.state.machine import StateMachine
 
 GROUPS = 3
 PARTITIONS = 3
@@ -35,14 +33,11 @@ class CutShort(Exception):
 class Cluster:
     """The state of every broker group; requests are kept, so that copies can arrive later."""
 
-    def __init__(self, *levels: int) -> None:
+    def __init__(self) -> None:
         self.states = [StateMachine(gid, GROUPS) for gid in range(GROUPS)]
         self.sent: list[tuple[int, bytes]] = []
         #: What happens before the request of this number, once.
         self.before: dict[int, Callable[[], Any]] = {}
-        for state, level in zip(self.states, levels or (LEVEL_MAX,) * GROUPS, strict=True):
-            for number in range(2, level + 1):
-                self.do(state.gid, ops.level(number))
 
     def do(self, gid: int, request: bytes) -> tuple[int, Any]:
         state, found = self.states[gid], decode_ops(request)
@@ -51,13 +46,11 @@ class Cluster:
 
     def submit(self, gid: int, request: bytes) -> tuple[int, Any]:
         self.before.pop(len(self.sent), lambda: None)()
-        if (needed := level_needed(decode_ops(request))) > self.states[gid].level:
-            raise NotSupported(f"level {needed}")
         self.sent.append((gid, request))
         return self.do(gid, request)
 
     def create(self, partitions: int = PARTITIONS) -> TopicInfo:
-        return create_topic(self.submit, GROUPS, "t", partitions, {}, pause=lambda seconds: None)
+        return create_topic(self.submit, GROUPS, "t", partitions, {})
 
     def delete(self) -> None:
         known = self.states[0].topics.topics.get("t")
@@ -131,27 +124,6 @@ def test_one_that_is_created_while_none_is_to_be_deleted_stays() -> None:
     cluster.before[0] = cluster.create
     with pytest.raises(UnknownTopic):
         delete_topic(cluster.submit, GROUPS, "t", None)
-    assert cluster.ids() == [1, 1, 1]
-
-
-@pytest.mark.parametrize("levels", [(1, 1, 1), (5, 5, 5), (6, 5, 6), (5, 6, 6)])
-def test_topics_of_earlier_levels_are_deleted_by_their_names(levels: tuple[int, ...]) -> None:
-    cluster = Cluster(*levels)
-    for gid in range(GROUPS):
-        cluster.do(gid, ops.create_topic("t", {"partitions": PARTITIONS}))
-    cluster.delete()
-    assert cluster.ids() == [None] * GROUPS
-
-
-def test_a_topic_from_before_is_deleted_and_gets_an_id_when_it_is_created_again() -> None:
-    cluster = Cluster()
-    for gid in range(GROUPS):
-        cluster.do(gid, ops.create_topic("t", {"partitions": PARTITIONS}))
-    begun = len(cluster.sent)
-    cluster.delete()
-    ended = len(cluster.sent)
-    assert cluster.create().topic_id == 1
-    cluster.arrive_again(begun, ended)
     assert cluster.ids() == [1, 1, 1]
 
 

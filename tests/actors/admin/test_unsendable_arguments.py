@@ -26,7 +26,6 @@ NO_WAITS = [math.nan, math.inf, -1, "1", 10**30]
 @pytest.fixture(scope="module")
 def admin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Admin]:
     running = Brokers(tmp_path_factory.mktemp("unsendable"), replicas=1)
-    running.at_highest_level()
     running.topic("t")
     made = Admin(running.info, calls=ClientCalls(running))
     yield made

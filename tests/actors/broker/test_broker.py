@@ -17,6 +17,7 @@ from escrowmq.actors.broker.broker import Broker
 from escrowmq.actors.broker.config import BrokerConfig
 from escrowmq.actors.client.topology import SUPERVISOR, ClusterInfo
 from escrowmq.replication.calling.answers import LevelReport
+from escrowmq.replication.carried_settings import pack_settings
 from escrowmq.replication.errors import DataDirLocked, Unavailable
 from escrowmq.replication.format import ops
 from escrowmq.replication.host.repair import NoPeers
@@ -61,7 +62,7 @@ class SomeRay:
         if name == SUPERVISOR:
             raise ValueError(name)
         self.asked.append(name)
-        return SimpleNamespace(levels=SimpleNamespace(remote=lambda: LevelReport(LEVEL_MAX, 3)))
+        return SimpleNamespace(levels=SimpleNamespace(remote=lambda: LevelReport(LEVEL_MAX + 1, LEVEL_MAX)))
 
     def get(self, answer: Any, timeout: float) -> Any:
         return answer
@@ -76,7 +77,7 @@ def levels_seen(monkeypatch: pytest.MonkeyPatch, supervisor: object) -> tuple[in
     found = SomeRay({} if supervisor is None else {SUPERVISOR: supervisor})
     monkeypatch.setattr(peers_module, "ray", found)
     reports = peers_module.RayPeers(ClusterInfo("c", "test", 2, 3), 0).levels((0, 1, 2))
-    return next_level(3, list(reports.values())), {name for name in found.asked if "1-" in name}
+    return next_level(LEVEL_MAX, list(reports.values())), {name for name in found.asked if "1-" in name}
 
 
 def test_no_level_is_taken_while_nobody_says_who_the_other_groups_members_are(
@@ -88,9 +89,7 @@ def test_no_level_is_taken_while_nobody_says_who_the_other_groups_members_are(
     assert levels_seen(monkeypatch, starting)[0] is None
     knowing = SimpleNamespace(seated=SimpleNamespace(remote=lambda: {0: [0, 1, 2], 1: [0, 1, 2, 3, 4]}))
     level, asked = levels_seen(monkeypatch, knowing)
-    assert level == 4 and len(asked) == 5
-    earlier = SimpleNamespace()  # a supervisor that only places founders
-    assert levels_seen(monkeypatch, earlier)[0] == 4
+    assert level == LEVEL_MAX + 1 and len(asked) == 5
 
 
 @pytest.fixture
@@ -100,7 +99,8 @@ def start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[
 
     def start(replicas: int) -> Broker:
         info = ClusterInfo("c", "test", 1, replicas)
-        broker = Broker(info, 0, 0, BrokerConfig(disk_reserve_bytes=0), str(tmp_path), "127.0.0.1", b"s" * 32)
+        config = pack_settings(BrokerConfig(disk_reserve_bytes=0))
+        broker = Broker(pack_settings(info), 0, 0, config, str(tmp_path), "127.0.0.1", b"s" * 32)
         started.append(broker)
         return broker
 

@@ -425,7 +425,7 @@ def claim(group, ids, generation=1 << GENERATION_BITS | 1):
 @pytest.mark.parametrize(
     ("ids", "kept"),
     [({"orders": 2}, True), ({"orders": 1}, False), ({"orders": 0}, False), (None, True), ({}, True)],
-    ids=["this topic", "the one before", "one without an id", "a client of an earlier version", "not told"],
+    ids=["this topic", "the one before", "one without an id", "nothing told", "not told of this one"],
 )
 def test_under_a_new_leader_a_claim_is_for_the_topic_whose_id_it_tells(ids, kept):
     joined = claim(led_anew(2), ids)
@@ -437,13 +437,6 @@ def test_planted_a_coordinator_that_takes_the_members_word_is_found(monkeypatch)
     valid = module.valid_claims
     monkeypatch.setattr(module, "valid_claims", lambda *args: valid(*args[:4], {}, -1))
     assert claim(led_anew(2), {"orders": 1}).kept, "it goes on in the new topic where it was in the old one"
-
-
-def test_below_level_6_no_ids_are_told():
-    group = Group()
-    group.coordinator = GroupCoordinator({"orders": topic_of(0)}.get, tells_ids=lambda: False)
-    group.coordinator.lead(1, group.now)
-    assert group.join("a").assignment.ids is None
 
 
 @pytest.mark.parametrize(("void", "kept"), [(-1, True), (0, True), (1 << GENERATION_BITS | 1, False)])

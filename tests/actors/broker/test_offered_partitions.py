@@ -54,7 +54,7 @@ def test_it_commits_what_it_kept_meanwhile() -> None:
 
 
 def test_a_claim_under_a_generation_in_which_the_partition_was_only_offered_is_void() -> None:
-    """As members of earlier versions may make it: they claim again what an earlier join has told is lost."""
+    """The member claims again what an earlier join has told is lost."""
     group = Group()
     owned = sorted(orders(0, 1, 2, 3))
     joined = group.join("a", owned=owned, generation=loses_its_place(group))

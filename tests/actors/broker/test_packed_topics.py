@@ -1,4 +1,4 @@
-"""All topics for many clients: packed once, and in the form that earlier versions know."""
+"""All topics for many clients: packed once, and they arrive as a plain list."""
 
 from __future__ import annotations
 

@@ -69,14 +69,6 @@ def test_what_is_gone_is_not_known_any_more_and_the_rest_stays() -> None:
     assert len(leader.asked) == 2, "nothing to ask"
 
 
-def test_a_broker_of_an_earlier_version_answers_with_all_topics() -> None:
-    leader = Leader()
-    catalog = catalog_of(leader)
-    catalog.ask(["a"])
-    leader.open[0].set_result(named("a", "b"))
-    assert catalog.unknown(["a", "b", "c"]) == {"c"}
-
-
 def test_a_topic_that_does_not_exist_is_asked_for_again() -> None:
     leader = Leader()
 

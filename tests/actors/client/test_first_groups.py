@@ -1,4 +1,4 @@
-"""Where topics are, over several groups and with the clients' own code: old ones stay, new ones spread."""
+"""Where topics are, over several groups and with the clients' own code: by their names, or spread."""
 
 from __future__ import annotations
 
@@ -26,13 +26,10 @@ AdminOf = Callable[[Brokers], Admin]
 
 @pytest.fixture(scope="module")
 def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Brokers]:
-    """Three groups, and a topic from before level 4: ``old``."""
-    running = Brokers(tmp_path_factory.mktemp("three"), GROUPS, replicas=1, old=True)
-    running.topic("old", PARTITIONS)
-    running.produce("old", 1, [b"before"])
-    for gid in range(GROUPS):
-        running.upgrade(gid, 0)
-    running.at_highest_level()
+    """Three groups, and a topic that lies where its name says: ``named``."""
+    running = Brokers(tmp_path_factory.mktemp("three"), GROUPS, replicas=1)
+    running.topic("named", PARTITIONS)
+    running.produce("named", 1, [b"before"])
     yield running
     running.close()
 
@@ -68,14 +65,14 @@ def write_and_read(
     return found
 
 
-def test_a_topic_from_before_the_upgrade_keeps_its_groups(
+def test_a_topic_that_lies_where_its_name_says_stays_there(
     three: Brokers, admin_of: AdminOf, producer_of: ProducerOf, consumer_of: Callable[..., Consumer]
 ) -> None:
     admin = admin_of(three)
-    assert admin.create_topic("old", PARTITIONS).first_group == BY_NAME, "creating it again changes nothing"
-    assert hosts(admin, "old") == [by_name("old", number, GROUPS) for number in range(PARTITIONS)]
-    assert b"before" in write_and_read(three, "old", producer_of, consumer_of)
-    assert admin.alter_topic("old", check_max=3).first_group == BY_NAME
+    assert admin.create_topic("named", PARTITIONS).first_group == BY_NAME, "creating it again changes nothing"
+    assert hosts(admin, "named") == [by_name("named", number, GROUPS) for number in range(PARTITIONS)]
+    assert b"before" in write_and_read(three, "named", producer_of, consumer_of)
+    assert admin.alter_topic("named", check_max=3).first_group == BY_NAME
 
 
 def test_a_new_topic_lies_where_its_creator_has_written(

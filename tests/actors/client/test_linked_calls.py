@@ -190,14 +190,13 @@ def test_calls_under_way_fail_when_the_broker_ends_and_later_ones_go_through_ray
 
 
 def test_a_broker_that_offers_nothing_is_asked_ever_more_rarely(broker: Broker, client: Client) -> None:
-    for offer in (None, ("no_method",)):
-        broker.offers = lambda offer=offer: offer
-        broker.over_ray.clear()
-        for _ in range(1000):
-            client.submit()
-            client.turn(0.0)
-            client.now += 0.1
-        assert 1 <= broker.over_ray.count("client_link") <= 12
+    broker.offers = lambda: None
+    broker.over_ray.clear()
+    for _ in range(1000):
+        client.submit()
+        client.turn(0.0)
+        client.now += 0.1
+    assert 1 <= broker.over_ray.count("client_link") <= 12
     assert client.calls.linked == 0
 
 

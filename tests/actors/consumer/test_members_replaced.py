@@ -53,7 +53,6 @@ def test_a_consumer_reads_on_when_others_took_the_places_of_those_it_knew(
         consumer.commit()
 
     try:
-        brokers.at_highest_level()
         reads(1)
         for come, go in ((3, 0), (4, 1), (5, 2))[: 3 if all_gone else 2]:
             group.seated = (*range(come + 1),)

@@ -22,7 +22,6 @@ ConsumerOf = Callable[..., Consumer]
 def returns(brokers: Brokers, topic: str, group: str, consumer_of: ConsumerOf) -> Consumer:
     """A consumer that has read 3 messages, whose session ended, and that has joined again in the background
     after another one had read and committed 6."""
-    brokers.at_highest_level()
     brokers.produce(topic, 0, numbered(0, 10))
     options: dict[str, Any] = {"group": group, "topics": [topic], "auto_offset_reset": "earliest"}
     config = {"session_timeout_s": 60.0, "heartbeat_interval_s": 25.0}
@@ -58,7 +57,7 @@ def test_it_does_not_put_the_groups_place_back(
     consumer_of: ConsumerOf,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """``alone``: the other side does not look, as one of an earlier version."""
+    """``alone``: the other side does not look."""
     sleeper = returns(brokers, topic, unique("g"), consumer_of)
     if alone == "broker":
         monkeypatch.setattr(Committer, "_check_held", lambda *args: None)

@@ -25,7 +25,6 @@ PARTITIONS = 3  # one for each replica: each partition's reading begins at anoth
 @pytest.fixture(scope="module")
 def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Brokers]:
     running = Brokers(tmp_path_factory.mktemp("lagging"))
-    running.at_highest_level()
     yield running
     running.close()
 

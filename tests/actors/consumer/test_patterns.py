@@ -74,7 +74,7 @@ def test_names_come_only_when_topics_have_changed(brokers, unique, consumer_of):
 
 
 def test_several_members_and_several_groups_of_brokers(tmp_path, consumer_of):
-    brokers = Brokers(tmp_path, groups=2, old=True)  # at first; these know no versions of the catalog
+    brokers = Brokers(tmp_path, groups=2)
     try:
         brokers.topic("a-1", 2)
         members = [consumer_of(brokers, group="g", pattern="a-.*", config=QUICK) for _ in range(2)]
@@ -110,18 +110,17 @@ def test_a_topic_is_found_while_a_group_of_brokers_has_not_created_it_yet(
     name = next(f"{kind}{i}" for i in range(99) if coordinator_group(f"{kind}{i}", 2) == coordinator)
 
     def create():
-        brokers.groups[0].topic(f"{kind}-1", 2)
+        topic_id = brokers.groups[0].topic(f"{kind}-1", 2)
         brokers.topic(f"{kind}-2", 2)
+        return topic_id
 
-    if not early:
-        create()
+    topic_id = None if early else create()
     consumer = consumer_of(
         brokers, group=name, pattern=f"{kind}-.*", auto_offset_reset=reset, config=QUICK
     )  # fmt: skip
-    if early:
-        create()
+    topic_id = create() if early else topic_id
     settle([consumer], lambda: (f"{kind}-2", 1) in consumer.assignment())
-    brokers.groups[1].topic(f"{kind}-1", 2)
+    brokers.groups[1].topic(f"{kind}-1", 2, topic_id=topic_id)
     brokers.produce(f"{kind}-1", 0, numbered(0, 2))
     brokers.produce(f"{kind}-1", 1, numbered(2, 4))
     got = settle([consumer], lambda: len(consumer.assignment()) == 4)

@@ -80,14 +80,6 @@ def test_what_was_given_to_another_is_lost_and_what_can_still_be_committed_is_re
     assert scene.reads() == places(1)
 
 
-def test_a_broker_of_an_earlier_version_cannot_tell_what_is_lost():
-    scene = Scene()
-    scene.join(0, 1)
-    scene.told()
-    scene.join(1, kept=(1,), generation=9)
-    assert scene.told() == [("on_revoke", places(0))]
-
-
 def test_without_on_lost_what_is_lost_is_told_to_on_revoke():
     scene = Scene(on_revoke=print)
     scene.join(0)

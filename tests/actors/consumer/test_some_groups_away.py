@@ -23,7 +23,6 @@ ConsumerOf = Callable[..., Consumer]
 @pytest.fixture(scope="module")
 def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Brokers]:
     running = Brokers(tmp_path_factory.mktemp("away"), groups=2, replicas=1)
-    running.at_highest_level()
     yield running
     running.close()
 

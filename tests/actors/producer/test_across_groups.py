@@ -11,13 +11,14 @@ from escrowmq.actors.producer.config import ProducerConfig
 from escrowmq.actors.producer.encoding.blocks import Block, DecisionBlock, Outcome, PrepareBlock
 from escrowmq.actors.producer.encoding.encoder import Encoder, TxPlan
 from escrowmq.actors.producer.transactions.across_groups import PASSING, prepare
-from escrowmq.actors.producer.transactions.results import prepare_problem
-from escrowmq.replication.errors import Unavailable
 from escrowmq.replication.model import Message, ResultCode
-from escrowmq.replication.state import machine
 from tests.support.places import by_name
 
 NO_LEADER = Failure(FailureKind.UNAVAILABLE, "no leader")
+
+
+#: Where home opens each transaction.
+HOME_INDEX = 7
 
 
 class TwoGroups:
@@ -27,6 +28,7 @@ class TwoGroups:
         self.open: dict[int, set[str]] = {0: set(), 1: set()}
         self.refusing: dict[int, Outcome] = {}
         self.late: list[tuple[int, DecisionBlock]] = []
+        self.now = 0.0
 
     def enqueue(self, gid: int, block: Block) -> None:
         if isinstance(block, DecisionBlock):
@@ -34,8 +36,11 @@ class TwoGroups:
         elif failure := self.refusing.get(gid):
             block.done(failure)
         else:
-            assert isinstance(block, PrepareBlock)
-            self.open[gid].update(block.tx_ids)
+            if isinstance(block, PrepareBlock):
+                self.open[gid].update(block.tx_ids)
+                if block.participants:
+                    block.opened_at = block.newest_at = [HOME_INDEX] * len(block.tx_ids)
+            self.now += 1.0
             block.done({})
 
     def deliver(self) -> None:
@@ -46,10 +51,11 @@ class TwoGroups:
             block.done({})
 
     def call_later(self, delay_s: float, work: Callable[[], None]) -> None:
-        raise AssertionError("nothing here waits")
+        self.now += delay_s
+        work()
 
     def clock(self) -> float:
-        return 0.0
+        return self.now
 
     def timeout_s(self, block: PrepareBlock) -> float:
         return 6.0
@@ -148,9 +154,3 @@ def test_a_generated_id_is_rolled_back_for_a_refusal_that_passes() -> None:
     prepare(groups, plan(False), told.append)
     groups.deliver()
     assert told == [{0: (ResultCode.TOO_MANY_OPEN, 7)}] and groups.open[home] == set()
-
-
-def test_a_branch_that_meets_a_group_which_has_gone_up_a_level_meanwhile_can_be_tried_again() -> None:
-    """Home accepted the transaction at level 1. The transaction is valid, so it is not an InvalidMessage."""
-    problem = prepare_problem("x", ResultCode.MALFORMED, machine.UNTRACKED)
-    assert isinstance(problem, Unavailable) and problem.retry_after_s > 0

@@ -1,5 +1,4 @@
-"""First batches of plain messages state what their producer has heard from the group, where that is
-accepted."""
+"""First batches of plain messages state what their producer has heard from the group."""
 
 from __future__ import annotations
 
@@ -7,21 +6,20 @@ from typing import Any
 
 import pytest
 
-from escrowmq.actors.client.failures import Failure, FailureKind
-from escrowmq.actors.producer.batcher import TRY_AGAIN_S, BuiltRequest, GroupBatcher
+from escrowmq.actors.producer.batcher import BuiltRequest, GroupBatcher
 from escrowmq.actors.producer.config import ProducerConfig
-from escrowmq.actors.producer.encoding.blocks import DecisionBlock
 from escrowmq.actors.producer.plain.partition_stream import PartitionStream
 from escrowmq.actors.producer.plain.record_batch import SendFuture
 from escrowmq.replication.errors import OutcomeUnknown
-from escrowmq.replication.format.codec import OpType, decode_ops
+from escrowmq.replication.format.codec import decode_ops
+from escrowmq.replication.format.operation import OpType
 from escrowmq.replication.model import ResultCode
 from tests.support.plain import queued
 
 STALE, OK = int(ResultCode.STALE), int(ResultCode.OK)
 OUT_OF_SEQUENCE = int(ResultCode.OUT_OF_SEQUENCE)
-#: Partition, epoch, number, and the time heard or None.
-Shown = tuple[int, int, int, int | None]
+#: Partition, epoch, number, and the time heard; -1: none.
+Shown = tuple[int, int, int, int]
 
 
 class Sending:
@@ -52,18 +50,8 @@ class Sending:
         shown: list[Shown] = []
         for op in decode_ops(b"".join(request.frames)):
             assert op.type == OpType.MESSAGE
-            _, number, _, epoch, seq, _, *heard = op.meta
-            shown.append((number, epoch, seq, heard[0] if heard else None))
+            shown.append((op.meta.partition, op.meta.epoch, op.meta.seq, op.meta.heard_ms))
         return shown, request
-
-    def decide(self, tx_id: str) -> None:
-        self.batcher.decide(DecisionBlock(True, (tx_id,)), 0.0)
-
-    def kinds(self) -> list[int]:
-        """The kinds of the operations of the next request."""
-        request = self.batcher.build()
-        assert request is not None
-        return [op.type for op in decode_ops(b"".join(request.frames))]
 
     def answer(
         self, request: BuiltRequest, *results: list[Any], repeated: bool = False, sendings: int = 1
@@ -71,54 +59,19 @@ class Sending:
         self.batcher.answered(request, ("ok", list(results)), repeated, sendings)
 
 
-def test_the_first_one_travels_alone_and_the_next_ones_tell_what_it_heard() -> None:
+def test_first_ones_tell_what_was_heard_and_later_ones_need_not() -> None:
     sending = Sending()
+    sending.add(0)
+    shown, request = sending.build()
+    assert shown == [(0, 0, 0, -1)]
+    sending.answer(request, [OK, [0, 77]])
     for partition in range(3):
         sending.add(partition)
     shown, request = sending.build()
-    assert shown == [(0, 0, 0, -1)], "if it is refused, nothing else is"
-    sending.answer(request, [OK, [0, 77]])
-    sending.add(0)
-    shown, request = sending.build()
-    assert shown == [(0, 0, 1, None), (1, 0, 0, 77), (2, 0, 0, 77)], "later ones need not"
+    assert shown == [(0, 0, 1, -1), (1, 0, 0, 77), (2, 0, 0, 77)], "later ones need not"
     sending.answer(request, [OK, [0, 79]], [OK, [0, 78]], [OK, [0, 78]])
     sending.add(3)
     assert sending.build()[0] == [(3, 0, 0, 79)], "but hear all the same"
-
-
-def test_no_decision_is_refused_with_it() -> None:
-    sending = Sending()
-    sending.decide("a")
-    assert sending.kinds() == [OpType.COMMIT]
-    sending.decide("b")
-    sending.add(0)
-    assert sending.kinds() == [OpType.COMMIT]
-    sending.decide("c")
-    assert sending.kinds() == [OpType.MESSAGE]
-    assert sending.kinds() == [OpType.COMMIT]
-
-
-def test_a_group_that_does_not_take_it_gets_the_same_number_as_before() -> None:
-    sending = Sending()
-    future = sending.add(0)
-    _, request = sending.build()
-    sending.batcher.answered(request, Failure(FailureKind.UNSUPPORTED), False)
-    shown, again = sending.build()
-    assert shown == [(0, 0, 0, None)]
-    sending.answer(again, [OK, [5, 77]])
-    assert future.result(0).offset == 5
-    for now in (0.0, TRY_AGAIN_S):
-        sending.batcher._speech_of_messages.pass_time(now)
-    sending.add(1)
-    assert sending.build()[0] == [(1, 0, 0, 77)], "and is tried again"
-
-
-def test_older_software_calls_it_malformed() -> None:
-    sending = Sending()
-    sending.add(0)
-    _, request = sending.build()
-    sending.batcher.answered(request, Failure(FailureKind.MALFORMED), False)
-    assert sending.build()[0] == [(0, 0, 0, None)]
 
 
 def test_a_stale_one_comes_again_with_what_the_refusal_told() -> None:

@@ -19,7 +19,8 @@ from escrowmq.actors.producer.encoding.encoder import Encoder
 from escrowmq.actors.producer.plain.partition_stream import PartitionStream
 from escrowmq.actors.producer.plain.record_batch import SendFuture
 from escrowmq.replication.errors import OutcomeUnknown, Unavailable, UnknownTopic
-from escrowmq.replication.format.codec import OpType, decode_ops, decode_rows
+from escrowmq.replication.format.codec import decode_ops, decode_rows
+from escrowmq.replication.format.operation import OpType
 from escrowmq.replication.model import Message, ResultCode
 from escrowmq.replication.replica.validation import parse_request
 from tests.support.places import by_name
@@ -40,15 +41,16 @@ MESSAGES = st.lists(
 )
 
 
+#: Where home has opened each transaction.
+HOME_INDEX = 7
+
+
 def encoder(groups: int = 1, config: ProducerConfig = CONFIG) -> Encoder:
     return Encoder(config, lambda topic: 3, lambda topic, partition: by_name(topic, partition, groups))
 
 
 def a_batcher() -> GroupBatcher:
-    """For a group that is known to accept PREPAREs of version 2 (see test_group_speech.py)."""
-    batcher = GroupBatcher("shop", CONFIG, "producer-1")
-    batcher._speech.taken()
-    return batcher
+    return GroupBatcher("shop", CONFIG, "producer-1")
 
 
 def block(tx_id: str, *messages: Message, config: ProducerConfig = CONFIG) -> PrepareBlock:
@@ -87,6 +89,8 @@ def test_what_is_encoded_is_what_a_broker_accepts_and_a_consumer_decodes(
             for part in blocks:
                 assert part is not None
                 part.deadline = 1.0
+                if part.home_group >= 0:
+                    part.home_index = [HOME_INDEX]
                 batchers[gid].prepare(part, 0.0)
     found: dict[str, list[tuple[str, bytes]]] = {}
     for batcher in batchers:
@@ -95,9 +99,9 @@ def test_what_is_encoded_is_what_a_broker_accepts_and_a_consumer_decodes(
             for op in parse_request(buffer):  # raises for anything a broker would refuse
                 if op.type == OpType.PRE_MESSAGE:
                     body = buffer[op.body_pos : op.body_pos + op.body_size]
-                    for row in decode_rows(body, len(op.meta[2])):
+                    for row in decode_rows(body, len(op.meta.txs)):
                         assert row[3] is not None
-                        found.setdefault(row[3], []).append((op.meta[0], row[1]))
+                        found.setdefault(row[3], []).append((op.meta.topic, row[1]))
     for number, messages in enumerate(transactions):
         assert sorted(found[f"tx-{number}"]) == sorted((m.topic, m.value) for m in messages)
 
@@ -144,8 +148,8 @@ def test_transactions_that_wait_together_share_one_operation() -> None:
     request = batcher.build()
     assert request is not None
     prepare, pre = decode_ops(payload(request))
-    assert prepare.meta[2] == [f"tx-{n}" for n in range(5)] and prepare.meta[8] == 1
-    assert prepare.meta[3] == [f"q-tx-{n}" for n in range(5)] and pre.meta[2] == [0, 1, 2, 3, 4]
+    assert prepare.meta.tx_ids == [f"tx-{n}" for n in range(5)] and prepare.meta.attached == 1
+    assert prepare.meta.query_ids == [f"q-tx-{n}" for n in range(5)] and pre.meta.txs == [0, 1, 2, 3, 4]
     problem = [3, int(ResultCode.TX_CONFLICT), "COMMITTED"]
     batcher.answered(request, ("ok", [[int(ResultCode.PARTIAL), [problem]]]), False)
     assert outcomes == [[{}], [{}], [{}], [{0: (ResultCode.TX_CONFLICT, "COMMITTED")}], [{}]]
@@ -157,7 +161,7 @@ def test_an_id_is_never_named_twice_in_one_request() -> None:
         batcher.prepare(block(tx_id), 0.0)
     named = []
     while (request := batcher.build()) is not None:
-        named.append(decode_ops(payload(request))[0].meta[2])
+        named.append(decode_ops(payload(request))[0].meta.tx_ids)
     assert named == [["a", "b"], ["a", "c"]]
 
 
@@ -171,7 +175,7 @@ def test_different_home_topics_and_time_outs_are_different_operations() -> None:
     request = batcher.build()
     assert request is not None
     prepares = [op for op in decode_ops(payload(request)) if op.type == OpType.PREPARE]
-    assert [(op.meta[1], op.meta[4], op.meta[2]) for op in prepares] == [
+    assert [(op.meta.topic, op.meta.timeout_ms, op.meta.tx_ids) for op in prepares] == [
         ("a", 0, ["a"]),
         ("b", 0, ["b"]),
         ("a", 9, ["c"]),
@@ -189,7 +193,7 @@ def test_commits_and_roll_backs_go_first_and_each_in_one_operation() -> None:
     request = batcher.build()
     assert request is not None
     ops = decode_ops(payload(request))
-    assert [(op.type, op.meta[1]) for op in ops[:2]] == [
+    assert [(op.type, op.meta.tx_ids) for op in ops[:2]] == [
         (OpType.COMMIT, ["tx-0", "tx-2"]),
         (OpType.ROLLBACK, ["tx-1"]),
     ]
@@ -209,7 +213,7 @@ def test_a_commit_that_was_left_out_is_sent_again_and_a_rollback_is_not() -> Non
     answers: list[list[Any]] = [[[1, left_out, None], [2, conflict, "ROLLBACK"]], [[0, left_out, None]]]
     sent = []
     while (request := batcher.build()) is not None:
-        sent.append([op.meta[1] for op in decode_ops(payload(request))])
+        sent.append([op.meta.tx_ids for op in decode_ops(payload(request))])
         batcher.answered(request, ("ok", [[int(ResultCode.PARTIAL), told] for told in answers]), False)
         answers = [[[0, left_out, None]] if len(sent) < 3 else []]
     assert sent == [[["a", "b", "c"], ["d"]], [["b"]], [["b"]], [["b"]]]
@@ -280,13 +284,13 @@ def answer(batcher: GroupBatcher, limit: int, deleted: str = "") -> int:
         for at, op in enumerate(ops):
             if op.type != OpType.PREPARE:
                 continue
-            attached = ops[at + 1 : at + 1 + op.meta[8]]
-            if any(pre.meta[0] == deleted for pre in attached):
+            attached = ops[at + 1 : at + 1 + op.meta.attached]
+            if any(pre.meta.topic == deleted for pre in attached):
                 results.append([int(ResultCode.UNKNOWN_TOPIC), [deleted]])
-            elif opened + len(op.meta[2]) > limit:
+            elif opened + len(op.meta.tx_ids) > limit:
                 results.append([int(ResultCode.TOO_MANY_OPEN), limit])
             else:
-                opened += len(op.meta[2])
+                opened += len(op.meta.tx_ids)
                 results.append([0])
         batcher.answered(request, ("ok", results), False)
         assert requests < 1000
@@ -398,7 +402,7 @@ class Stream:
         """((epoch, sequence, rows), batch)."""
         frame, batch = self.stream.take(1000)
         ((_, meta, _, _),) = decode_ops(frame)
-        return (meta[3], meta[4], meta[5]), batch
+        return (meta.epoch, meta.seq, meta.count), batch
 
 
 def test_one_batch_at_a_time_each_with_the_next_number() -> None:

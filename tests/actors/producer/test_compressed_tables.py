@@ -10,9 +10,6 @@ import pytest
 
 from escrowmq import Message, Producer
 from escrowmq.actors.producer.encoding.value_packer import ValuePacker
-from escrowmq.cluster.testing.replica import MemoryBroker
-from escrowmq.replication.calling.answers import LevelReport
-from escrowmq.replication.format.packing import LEVEL_OF_PACKED
 from escrowmq.testing import InMemoryCluster
 from tests.support.packed import LONG, is_packed, stored
 
@@ -59,22 +56,6 @@ def test_long_values_among_short_ones_are_compressed_and_nothing_else_is_looked_
         found = [record for _ in range(3) for record in consumer.poll()]
     assert [record.value for record in found] == values, "their order is kept"
     assert [record.key for record in found] == [b"%d" % (n % 5) for n in range(1_000)]
-
-
-@pytest.mark.parametrize("send", [messages, transactions])
-def test_below_the_level_no_row_is_looked_at(
-    cluster: InMemoryCluster, packed: list[int], send: Send, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    below = LevelReport(LEVEL_OF_PACKED - 1, LEVEL_OF_PACKED - 1)
-    monkeypatch.setattr(MemoryBroker, "levels", lambda self: below)
-    with cluster.producer("shop", compression="zstd") as producer:
-        send(producer, table_of([LONG] * 50))
-        assert not packed and not any(map(is_packed, stored(cluster, "orders")))
-        monkeypatch.undo()
-        cluster.clock.advance(6.0)
-        send(producer, table_of([LONG]))
-        send(producer, table_of([LONG]))
-    assert [is_packed(row) for row in stored(cluster, "orders")][-1], "found out within some seconds"
 
 
 def test_a_repeated_row_is_the_same_transaction_however_its_value_is_compressed(

@@ -1,13 +1,11 @@
-"""Values that a producer compresses: which of them, from which format level on, and who notices (nobody)."""
+"""Values that a producer compresses: which of them, and who notices (nobody)."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
 import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
@@ -16,31 +14,16 @@ import pytest
 from escrowmq import ConfigError, Message, MessageTooLarge, NotSupported, Producer
 from escrowmq.actors.producer.config import ProducerConfig
 from escrowmq.actors.producer.encoding import value_packer
-from escrowmq.actors.producer.encoding.value_packer import ValuePacker
-from escrowmq.cluster.testing.replica import MemoryBroker
-from escrowmq.replication.calling.answers import LevelReport
-from escrowmq.replication.format.packing import LEVEL_OF_PACKED, METHODS, PACKED, VALUE_BYTES_MAX
+from escrowmq.replication.format.packing import METHODS, VALUE_BYTES_MAX
 from escrowmq.testing import InMemoryCluster
-from tests.support.brokers import Brokers
 from tests.support.packed import LONG, is_packed, stored
-from tests.support.producing import COMMITTED, ProducerOf
-from tests.support.reading import at, everything
+from tests.support.producing import COMMITTED
 
 RNG = random.Random(7)
 #: Becomes smaller; would become larger; is too short to try.
 NOISE = RNG.randbytes(4_000)
 SHORT = b"x" * 1_023
 VALUES = [LONG, NOISE, SHORT, LONG + b"2"]
-
-
-@pytest.fixture
-def level(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Sets the format level that brokers report."""
-
-    def report(applied: int) -> None:
-        monkeypatch.setattr(MemoryBroker, "levels", lambda self: LevelReport(applied, applied))
-
-    return report
 
 
 def _send(producer: Producer, _: Any) -> None:
@@ -183,98 +166,6 @@ def test_without_pyarrow_the_producer_says_what_to_install(
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(NotSupported, match=r"need pyarrow; install it.*escrowmq\[compression\]"):
         cluster.producer("shop", compression="zstd")
-
-
-# ------------------------------------------------------------------ the format level
-
-
-def test_below_the_level_values_are_sent_as_they_are_and_it_is_said_once(
-    cluster: InMemoryCluster, level: Callable[[int], None], caplog: pytest.LogCaptureFixture
-) -> None:
-    level(LEVEL_OF_PACKED - 1)
-    with caplog.at_level(logging.INFO), cluster.producer("shop", compression="zstd") as producer:
-        for way in WAYS:
-            way(producer, cluster)
-            cluster.clock.advance(value_packer.ASK_AGAIN_S)
-        assert not any(is_packed(row) for row in stored(cluster, "orders"))
-        assert [r.message for r in caplog.records if r.name == value_packer.__name__] == [
-            "values are sent uncompressed: the cluster is at format level 6, and compressed ones need 7; "
-            "upgrade every replica"
-        ]
-        level(LEVEL_OF_PACKED)
-        producer.send(Message("orders", LONG)).result(0)
-        producer.send(Message("orders", LONG)).result(0)
-        assert is_packed(stored(cluster, "orders")[-1]), "found out within some seconds"
-        assert "values are compressed from now on" in caplog.records[-1].message
-        level(1)
-        cluster.clock.advance(60.0)
-        producer.send(Message("orders", LONG)).result(0)
-        assert is_packed(stored(cluster, "orders")[-1]), "a level never falls, so nobody asks again"
-
-
-def test_a_cluster_that_does_not_answer_is_sent_uncompressed_values(
-    cluster: InMemoryCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def old_broker(self: MemoryBroker) -> Any:
-        return ("no_method",)
-
-    monkeypatch.setattr(MemoryBroker, "levels", old_broker)
-    with cluster.producer("shop", compression="zstd") as producer:
-        producer.send(Message("orders", LONG)).result(0)
-    assert [row.value for row in stored(cluster, "orders")] == [LONG]
-
-
-def packed_early(brokers: Brokers, topic: str) -> bool:
-    """Whether any replica has a compressed value to read although it has not applied the level."""
-    replicas = [m.parts.running.replica for group in brokers.groups for m in group.alive.values()]
-    below = [replica for replica in replicas if replica.state.level < LEVEL_OF_PACKED]
-    blobs = [blob for replica in below for *_, blob in replica.fetch([(topic, 0, 0)], 1 << 20)]
-    return any(bytes(blob[:1]) == bytes([PACKED]) for blob in blobs)
-
-
-def upgraded(old: Brokers, producer: Producer) -> bool:
-    """Sends while the replicas of a cluster are upgraded one by one; whether anything came too early."""
-    early = False
-    for gid, rid in [(gid, rid) for gid in range(2) for rid in range(1)]:
-        for _ in range(3):
-            producer.send(Message("t", LONG, partition=0)).result(40.0)
-        early |= packed_early(old, "t")
-        old.upgrade(gid, rid)
-    return early
-
-
-@pytest.fixture
-def old(tmp_path: Path) -> Iterator[Brokers]:
-    """Two groups with the software from before format levels."""
-    running = Brokers(tmp_path, 2, 1, old=True)
-    running.topic("t", 2)
-    yield running
-    running.close()
-
-
-def test_nothing_is_compressed_before_every_replica_is_upgraded(
-    old: Brokers, producer_of: ProducerOf, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(value_packer, "ASK_AGAIN_S", 0.05)
-    producer = producer_of(old, compression="zstd", delivery_timeout_s=30.0)
-    assert not upgraded(old, producer)
-    old.at_highest_level()
-    for _ in range(200):
-        producer.send(Message("t", LONG, partition=0)).result(40.0)
-        if producer.statistics().values_compressed:
-            break
-    assert producer.statistics().values_compressed
-    found = everything(at(old.leader_of("t", 0)), "t", 0)
-    assert {row[1] for _, row in found} == {LONG}
-
-
-def test_with_that_taken_away_old_replicas_get_compressed_values(
-    old: Brokers, producer_of: ProducerOf, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        ValuePacker, "_ask", lambda self, told: (setattr(self, "ready", True), told.set_result(None))
-    )
-    assert upgraded(old, producer_of(old, compression="zstd", delivery_timeout_s=30.0))
 
 
 # ------------------------------------------------------------------ ids

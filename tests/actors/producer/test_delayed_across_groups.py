@@ -1,5 +1,5 @@
 """Delayed messages over several broker groups of real threads and files: one decision, each group's own
-release; an upgrade, and a leader that changes while messages wait."""
+release; and a leader that changes while messages wait."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from pathlib import Path
 import pytest
 
 from escrowmq.actors.admin.admin import Admin
-from escrowmq.actors.producer.encoding import delayed_messages
-from escrowmq.replication.errors import NotSupported
 from escrowmq.replication.model import Message, TransactionState
 from tests.support.brokers import Brokers
 from tests.support.producing import ProducerOf, values
@@ -81,31 +79,6 @@ def test_transactions_in_bulk_over_groups_are_scheduled(
     assert sorted(values(wide, orders, 4)) == now
     everything = sorted([*now, *(b"late %d" % n for n in range(40))])
     wait_until(lambda: sorted(values(wide, orders, 4)) == everything, 10.0, "the delayed ones")
-
-
-def test_a_cluster_under_upgrade_refuses_them_and_takes_them_afterwards(
-    tmp_path: Path, producer_of: ProducerOf, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(delayed_messages, "LEVEL_WAIT_S", 0.2)
-    brokers = Brokers(tmp_path, groups=1, replicas=1, old=True)
-    try:
-        brokers.topic("orders")
-        producer = producer_of(brokers)
-        with pytest.raises(NotSupported, match="upgrade every replica first"):
-            producer.send(Message("orders", b"later", delay_s=0.5))
-        assert producer.send(Message("orders", b"plain")).result(10).offset == 0
-        brokers.upgrade(0, 0)
-
-        def taken() -> bool:
-            try:
-                return producer.send(Message("orders", b"later", delay_s=0.5)).result(10).offset == -1
-            except NotSupported:
-                return False
-
-        wait_until(taken, 30.0, "the new level")
-        wait_until(lambda: values(brokers, "orders") == [b"plain", b"later"], 10.0, "the delayed message")
-    finally:
-        brokers.close()
 
 
 def test_what_waits_outlives_a_restart_and_another_leader(

@@ -13,7 +13,7 @@ from escrowmq.actors.producer.encoding.delayed_messages import Later
 from escrowmq.actors.producer.encoding.encoder import Encoder, TxPlan
 from escrowmq.replication.delivery_times import delivery_time
 from escrowmq.replication.errors import InvalidMessage, MessageTooLarge
-from escrowmq.replication.format.codec import OpType
+from escrowmq.replication.format.operation import OpType
 from escrowmq.replication.model import Message
 from escrowmq.replication.replica.validation import parse_request
 
@@ -45,16 +45,22 @@ def test_delayed_messages_follow_the_others_in_their_own_operations() -> None:
     made = plan(encoder(), at(0), at(0, deliver_at=DUE_MS), at(1, delay_s=5), at(0, delay_s=1))
     assert made.single is not None
     prepare, pre, *scheduled = parsed(made.single)
-    assert (prepare.meta[8], pre.type) == (3, OpType.PRE_MESSAGE)
-    assert [op.meta[:3] for op in scheduled] == [("orders", 0, [0, 0]), ("orders", 1, [0])]
-    assert [op.meta[4:] for op in scheduled] == [([DUE_MS, -1_000], [0, 2], 7), ([-5_000], [1], 7)]
+    assert (prepare.meta.attached, pre.type) == (3, OpType.PRE_MESSAGE)
+    assert [(op.meta.topic, op.meta.partition, op.meta.txs) for op in scheduled] == [
+        ("orders", 0, [0, 0]),
+        ("orders", 1, [0]),
+    ]
+    assert [(op.meta.times, op.meta.ordinals, op.meta.topic_id) for op in scheduled] == [
+        ([DUE_MS, -1_000], [0, 2], 7),
+        ([-5_000], [1], 7),
+    ]
 
 
 def test_a_transaction_may_have_delayed_messages_only() -> None:
     made = plan(encoder(), at(3, delay_s=5))
     assert made.home_topic == "orders" and made.groups == (0,) and made.single is not None
     prepare, scheduled = parsed(made.single)
-    assert prepare.meta[8] == 1 and scheduled.meta[4] == [-5_000]
+    assert prepare.meta.attached == 1 and scheduled.meta.times == [-5_000]
 
 
 def test_blocks_are_merged_and_divided_with_their_delayed_messages() -> None:
@@ -66,11 +72,11 @@ def test_blocks_are_merged_and_divided_with_their_delayed_messages() -> None:
     plans.insert(1, plan(made, at(0, b"plain"), tx_id="plain"))
     blocks = [one.single for one in plans if one.single is not None]
     prepare, pre, scheduled = parsed(*blocks)
-    assert prepare.meta[2] == ["tx0", "plain", "tx1", "tx2"]
-    assert (pre.meta[2], scheduled.meta[2]) == ([0, 1, 2, 3], [0, 2, 3])
-    assert scheduled.meta[4] == [DUE_MS, DUE_MS + 1, DUE_MS + 2]
+    assert prepare.meta.tx_ids == ["tx0", "plain", "tx1", "tx2"]
+    assert (pre.meta.txs, scheduled.meta.txs) == ([0, 1, 2, 3], [0, 2, 3])
+    assert scheduled.meta.times == [DUE_MS, DUE_MS + 1, DUE_MS + 2]
     whole = PrepareBlock(
-        "orders", -1, 0, 0, prepare.meta[2], prepare.meta[2], prepare.meta[6],
+        "orders", -1, 0, 0, prepare.meta.tx_ids, prepare.meta.tx_ids, prepare.meta.digests,
         {("orders", 0): ([0, 1, 2, 3], [9] * 4, [b"x" * 9] * 4)}, 63,
     )  # fmt: skip
     whole.later = {("late", 1): ([0, 2, 3], [9] * 3, [b"y" * 9] * 3, [1, 2, 3], [4, 5, 6])}
@@ -87,8 +93,10 @@ def test_parts_and_groups_get_their_own() -> None:
     ordinals: list[int] = []
     for blocks in made.parts.values():
         for block in blocks:
+            if block.home_group >= 0:
+                block.home_index = [5]  # as home has told
             ops = parsed(block)
-            ordinals += [n for op in ops if op.type == OpType.PRE_SCHEDULED for n in op.meta[5]]
+            ordinals += [n for op in ops if op.type == OpType.PRE_SCHEDULED for n in op.meta.ordinals]
             assert block.size <= 2_000
     assert sorted(ordinals) == list(range(6))
 

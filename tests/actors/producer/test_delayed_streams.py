@@ -12,9 +12,9 @@ from escrowmq.actors.client.failures import Failure, FailureKind
 from escrowmq.actors.producer.plain.delayed_stream import DelayedBatch, DelayedStream
 from escrowmq.actors.producer.plain.partition_stream import Batch
 from escrowmq.actors.producer.plain.record_batch import SendFuture
-from escrowmq.replication.errors import NotSupported, OutcomeUnknown, TooManyScheduled, TopicRecreated
-from escrowmq.replication.format.timer_ops import ORDINALS, owner_of
-from escrowmq.replication.model import RecordMetadata, ResultCode
+from escrowmq.replication.errors import OutcomeUnknown, TooManyScheduled, TopicRecreated
+from escrowmq.replication.format.timer_ops import ORDINALS, Scheduled, owner_of
+from escrowmq.replication.model import NO_ID, RecordMetadata, ResultCode
 from escrowmq.replication.replica.validation import parse_request
 
 NOW_MS, DUE_MS = 1_764_000_000_000, 1_764_000_060_000
@@ -45,9 +45,7 @@ class OneStream:
         self.stream.add(parcel, 0.0)
         return [SendFuture(parcel, number) for number in range(len(times))]
 
-    def take(
-        self, bytes_max: int = 1 << 20, heard_ms: int | None = -1, topic_id: int = 7
-    ) -> tuple[Any, Batch]:
+    def take(self, bytes_max: int = 1 << 20, heard_ms: int = -1, topic_id: int = 7) -> tuple[Any, Batch]:
         frame, batch = self.stream.take(bytes_max, heard_ms, topic_id)
         (op,) = parse_request(frame)
         return op.meta, batch
@@ -67,7 +65,19 @@ def one() -> OneStream:
 def test_a_request_names_times_sizes_owner_and_ordinals(one: OneStream) -> None:
     one.add(-1_000, DUE_MS, 0)
     meta, _ = one.take()
-    assert meta == ("orders", 2, "me/later", 0, 0, [-1_000, DUE_MS, 0], [10] * 3, owner_of("me"), 0, -1, 7)
+    assert meta == Scheduled(
+        topic="orders",
+        partition=2,
+        producer="me/later",
+        epoch=0,
+        seq=0,
+        times=[-1_000, DUE_MS, 0],
+        sizes=[10] * 3,
+        owner=owner_of("me"),
+        first_ordinal=0,
+        heard_ms=-1,
+        topic_id=7,
+    )
 
 
 def test_results_have_no_offset_but_a_time_and_an_id(one: OneStream) -> None:
@@ -82,13 +92,13 @@ def test_results_have_no_offset_but_a_time_and_an_id(one: OneStream) -> None:
 def test_ordinals_go_on_from_batch_to_batch_and_a_repetition_has_the_same(one: OneStream) -> None:
     futures = one.add(*[DUE_MS] * 5) + one.add(*[DUE_MS] * 3)
     first, batch = one.take(bytes_max=30)
-    assert (first[8], len(first[5])) == (0, 3)
+    assert (first.first_ordinal, len(first.times)) == (0, 3)
     one.stream.put_back(batch)
     again, batch = one.take(bytes_max=30)
     assert again == first
     one.stored(batch)
     second, batch = one.take()
-    assert (second[4], second[8], len(second[5])) == (1, 3, 5)
+    assert (second.seq, second.first_ordinal, len(second.times)) == (1, 3, 5)
     one.stored(batch)
     ids = [future.result(0).schedule_id for future in futures]
     assert [ScheduleId.parse(text, "c1").ordinal for text in ids] == list(range(8))
@@ -99,10 +109,10 @@ def test_messages_that_were_joined_are_single_rows_again(one: OneStream) -> None
     parcel.fill([b"aabbbc"], [2, 3, 1], 6, [0, 1, 2])
     one.stream.add(parcel, 0.0)
     meta, batch = one.take(bytes_max=5)
-    assert meta[5:7] == ([0, 1], [2, 3])
+    assert (meta.times, meta.sizes) == ([0, 1], [2, 3])
     one.stored(batch)
     meta, _ = one.take()
-    assert meta[5:7] == ([2], [1])
+    assert (meta.times, meta.sizes) == ([2], [1])
 
 
 def test_only_the_first_batch_of_an_epoch_tells_what_was_heard_but_all_name_their_topic(
@@ -110,18 +120,18 @@ def test_only_the_first_batch_of_an_epoch_tells_what_was_heard_but_all_name_thei
 ) -> None:
     one.add(DUE_MS)
     meta, batch = one.take(heard_ms=55, topic_id=9)
-    assert meta[9:] == (55, 9)
+    assert (meta.heard_ms, meta.topic_id) == (55, 9)
     one.stored(batch)
     one.add(DUE_MS)
-    meta, _ = one.take(heard_ms=None)
-    assert meta[9:] == (-1, 9)
+    meta, _ = one.take(topic_id=NO_ID)
+    assert (meta.heard_ms, meta.topic_id) == (-1, 9)
 
 
 def test_ordinals_begin_again_before_they_no_longer_fit(one: OneStream) -> None:
     one.stream._next_ordinal = ORDINALS - 2
     one.add(DUE_MS, DUE_MS, DUE_MS)
     meta, _ = one.take()
-    assert meta[8] == 0
+    assert meta.first_ordinal == 0
 
 
 def test_a_topic_that_was_created_again_gets_what_was_sent_only_once(one: OneStream) -> None:
@@ -130,7 +140,7 @@ def test_a_topic_that_was_created_again_gets_what_was_sent_only_once(one: OneStr
     one.answer(batch, [int(ResultCode.OTHER_TOPIC), 8])
     assert one.forgotten == ["orders"]
     meta, batch = one.take(topic_id=8)
-    assert meta[10] == 8
+    assert meta.topic_id == 8
     one.stored(batch)
     assert future.result(0).offset == -1
 
@@ -153,15 +163,7 @@ def test_refusals_are_typed_and_use_up_no_number(one: OneStream) -> None:
         other[0].result(0)
     one.add(DUE_MS)
     meta, _ = one.take()
-    assert meta[3:5] == (3, 0)  # a new epoch each time: a late copy is stored nowhere
-
-
-def test_a_group_below_the_level_ends_them_with_an_error(one: OneStream) -> None:
-    (future,) = one.add(DUE_MS)
-    _, batch = one.take()
-    one.answer(batch, Failure(FailureKind.UNSUPPORTED, "the broker group is not at format level 8"))
-    with pytest.raises(NotSupported, match="format level 8"):
-        future.result(0)
+    assert (meta.epoch, meta.seq) == (3, 0)  # a new epoch each time: a late copy is stored nowhere
 
 
 def test_a_batch_that_was_sent_again_and_is_refused_then_may_be_stored(one: OneStream) -> None:

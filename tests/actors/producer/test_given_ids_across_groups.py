@@ -100,8 +100,7 @@ def between_home_and_branch(world: SeveralGroups) -> tuple[Client, TxPlan, Calla
     a function that lets the branch continue, and returns the outcome."""
     client = Client(world, instance="first")
     for batcher, group in zip(client.batchers, world.groups, strict=True):
-        batcher._speech.heard(group.state.now_ms)
-        batcher._speech.taken()
+        batcher.heard(group.state.now_ms)
     plan, told = client.plan("order-42", given=True), list[Outcome]()
     held: list[tuple[int, Block]] = []
     enqueue = client.enqueue
@@ -290,7 +289,7 @@ def test_home_that_has_another_transaction_of_the_id_is_not_told_to_roll_it_back
     assert one.prepare(plan) == {}
     other = Client(world, instance="second")
     for batcher, group in zip(other.batchers, world.groups, strict=True):
-        batcher._speech.heard(group.state.now_ms)
+        batcher.heard(group.state.now_ms)
     another = other.plan("order-42", given=True)
     assert another.parts is not None
     for blocks in another.parts.values():

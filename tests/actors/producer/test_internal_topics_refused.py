@@ -15,7 +15,6 @@ from tests.support.producing import COMMITTED, ProducerOf, Unique
 
 
 def test_others_are_not_refused_with_it(brokers: Brokers, unique: Unique, producer_of: ProducerOf) -> None:
-    brokers.at_highest_level()
     internal = "__retry." + unique("group")
     brokers.topic(internal, len(brokers.groups), 0)
     topics = [unique("t") for _ in range(6)]
@@ -43,7 +42,6 @@ def test_others_are_not_refused_with_it(brokers: Brokers, unique: Unique, produc
 
 def test_each_way_to_send_refuses_it(brokers: Brokers, unique: Unique, producer_of: ProducerOf) -> None:
     pyarrow = pytest.importorskip("pyarrow")
-    brokers.at_highest_level()
     internal = "__dead." + unique("group")
     brokers.topic(internal, len(brokers.groups), 0)
     producer, table = producer_of(brokers), pyarrow.table({"value": [b"x"]})

@@ -12,11 +12,11 @@ from escrowmq.actors.producer.config import ProducerConfig
 from escrowmq.actors.producer.encoding.blocks import Outcome, PrepareBlock
 from escrowmq.replication.format import ops
 from escrowmq.replication.format.codec import decode_ops
+from escrowmq.replication.format.operation import OpType
 from escrowmq.replication.model import Message, ResultCode
 from escrowmq.replication.state.transactions import APP_AS_IDS
 from tests.support.brokers import Brokers
 from tests.support.producing import COMMITTED, ProducerOf, values
-from tests.support.waiting import wait_until
 
 STALE, CONFLICT = int(ResultCode.STALE), int(ResultCode.TX_CONFLICT)
 
@@ -37,11 +37,11 @@ def refused(
     request = batcher.build()
     if request is None:
         return []
-    sent = [op.meta for op in decode_ops(b"".join(request.frames)) if len(op.meta) > 9]
+    sent = [op.meta for op in decode_ops(b"".join(request.frames)) if op.type == OpType.PREPARE]
     problems = [[place, code, "COMMITTED"] for place, code in codes.items()]
     result = [int(ResultCode.PARTIAL), problems] if problems else [0]
     batcher.answered(request, ("ok", [result] * len(sent), time_ms), repeated)
-    return [(list(meta[2]), meta[9].heard_ms) for meta in sent]
+    return [(list(meta.tx_ids), meta.extra.heard_ms) for meta in sent]
 
 
 def test_it_is_sent_again_with_what_has_been_heard_since() -> None:
@@ -110,20 +110,12 @@ def test_a_branch_is_not_sent_again_before_home_was_asked() -> None:
     assert refused(batcher, {}, 95) == [(["x"], 70)]
 
 
-def test_a_branch_whose_home_sees_to_nothing_is_sent_in_the_version_that_is_never_stale() -> None:
-    batcher = GroupBatcher("shop", ProducerConfig(), "me")
-    block, _ = a_block("x", home_group=1)
-    batcher.prepare(block, 0.0)
-    assert refused(batcher, {}, 70) == [], "version 1"
-
-
 @pytest.fixture
 def forgetful(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Brokers]:
     """One replica that remembers only the last twenty settled transactions."""
     running = Brokers(tmp_path_factory.mktemp("forgetful"), replicas=1)
     running.topic("t")
     group = running.groups[0]
-    wait_until(lambda: group.leader().parts.running.levels().applied >= 2, 10.0, "level 2")
     assert group.submit(ops.settings({"settled_generation": APP_AS_IDS + 20}))[0][0] == 0
     yield running
     running.close()

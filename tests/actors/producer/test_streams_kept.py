@@ -18,8 +18,10 @@ from escrowmq.actors.producer.plain.delayed_stream import DelayedBatch, DelayedS
 from escrowmq.actors.producer.plain.partition_stream import PartitionStream
 from escrowmq.actors.producer.plain.record_batch import SendFuture
 from escrowmq.replication.format import ops
-from escrowmq.replication.format.codec import OpType, decode_ops
-from escrowmq.replication.format.timer_ops import claimed_epoch, first_epoch, owner_of
+from escrowmq.replication.format.codec import decode_ops
+from escrowmq.replication.format.operation import OpType
+from escrowmq.replication.format.ops import claimed_epoch, first_epoch
+from escrowmq.replication.format.timer_ops import owner_of
 from escrowmq.replication.model import ResultCode
 from tests.support.fed_state import FedState
 from tests.support.plain import queued
@@ -39,9 +41,8 @@ class Service:
     def __init__(self, seed: int, streams_max: int) -> None:
         self.rng = random.Random(seed)
         self.broker = FedState()
-        self.broker.add(*(ops.level(level) for level in range(2, 10)))
         for topic in TOPICS:
-            self.broker.add(ops.create_topic(topic, {"partitions": 2}, 0, 0))
+            self.broker.add(ops.create_topic(topic, {"partitions": 2}, 0))
         self.places = TopicPlaces(1)
         self.hear()
         self.batcher = GroupBatcher("shop", ProducerConfig(), "p", places=self.places)
@@ -76,7 +77,7 @@ class Service:
     def recreate(self) -> None:
         topic = self.rng.choice(TOPICS)
         now = self.broker.state.topics.topics[topic].info.topic_id
-        self.broker.add(ops.delete_topic(topic, now), ops.create_topic(topic, {"partitions": 2}, 0, 0))
+        self.broker.add(ops.delete_topic(topic, now), ops.create_topic(topic, {"partitions": 2}, 0))
 
     def step(self) -> None:
         drawn = self.rng.random()
@@ -216,7 +217,7 @@ def test_ids_of_delayed_messages_are_not_used_again() -> None:
         stream.add(parcel, 0.0)
         frame, batch = stream.take(1_000, 0)
         ((_, meta, _, _),) = decode_ops(frame)
-        named.append((meta[7], meta[8]))
+        named.append((meta.owner, meta.first_ordinal))
         stream.finished(batch, [0, [-1, 7]], False)
         for number in range(3):
             table.add((f"other-{number}", 0, False), stream_to("t"))

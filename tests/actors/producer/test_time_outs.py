@@ -10,8 +10,8 @@ import pytest
 
 from escrowmq.actors.producer.transactions.transaction_base import timeout_ms
 from escrowmq.replication.errors import InvalidMessage
+from escrowmq.replication.limits import TIMEOUT_MS_MAX
 from escrowmq.replication.model import Message
-from escrowmq.replication.replica.validation import TIMEOUT_MS_MAX
 from tests.support.brokers import Brokers
 from tests.support.producing import COMMITTED, ProducerOf
 

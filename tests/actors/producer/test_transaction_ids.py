@@ -155,9 +155,7 @@ def test_a_batch_with_a_callback_runs_an_id_once(
 def test_of_two_producers_with_one_id_the_one_that_has_done_it_decides(
     brokers: Brokers, topic: str, producer_of: ProducerOf
 ) -> None:
-    """The other one's "no" speaks of its own run. (At level 1 a group tells nobody that an id was open.)
-    Now and then both PREPAREs are in one entry."""
-    brokers.at_highest_level()
+    """The other one's "no" speaks of its own run. Now and then both PREPAREs are in one entry."""
     both = threading.Barrier(2)
 
     def run(returned: bool) -> object:

@@ -190,7 +190,6 @@ def test_the_lag_of_consumer_groups_comes_with_a_later_look(watched: Watched) ->
 
 def test_dead_letters_and_retries_of_a_group_come_with_a_later_look(watched: Watched) -> None:
     brokers = watched.brokers
-    brokers.at_highest_level()
     brokers.topic("t")
     brokers.produce("t", 0, [b"x"] * 5)
     submit = brokers.groups[0].submit

@@ -14,7 +14,6 @@ from escrowmq import (
     ConfigError,
     InvalidMessage,
     Message,
-    NotSupported,
     OutcomeUnknown,
     TopicExists,
     UnknownDeadLetter,
@@ -23,8 +22,6 @@ from escrowmq import (
 )
 from escrowmq.actors.admin import dead_letters
 from escrowmq.actors.admin.dead_letters import APP, HOLD_S, Redirecting, _Redrive
-from escrowmq.cluster.testing.replica import MemoryBroker
-from escrowmq.replication.calling.answers import LevelReport
 from escrowmq.replication.format.codec import encode_row
 from escrowmq.replication.format.share_ops import BY_TABLE, LETTER_RANGES_MAX, share_ack, share_reply
 from escrowmq.replication.model import ResultCode
@@ -207,19 +204,6 @@ def test_they_go_to_another_topic_where_ids_were_forgotten(
             cluster.clock.advance(60)
     assert cluster.admin.redrive("mail", to="lost").redriven == 1
     assert [record.value for record in read(cluster, "lost")] == [b"x"]
-
-
-def test_below_the_level_none_goes_to_another_topic(
-    cluster: InMemoryCluster, mail: Mail, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    mail.send(Message("orders", b"x"))
-    mail.fail(0)
-    with monkeypatch.context() as earlier:
-        earlier.setattr(MemoryBroker, "levels", lambda self: LevelReport(9, 9))
-        with pytest.raises(NotSupported, match="need format level 10, and the cluster is at 9"):
-            cluster.admin.redrive("mail", to="lost")
-    assert ids(cluster) == ["0-0"] and read(cluster, "lost") == [], "nothing was done"
-    assert cluster.admin.redrive("mail", to="lost").redriven == 1
 
 
 @pytest.mark.parametrize("carried_out", [False, True])

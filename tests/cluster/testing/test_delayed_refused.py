@@ -17,7 +17,6 @@ from escrowmq import (
     Config,
     InvalidMessage,
     Message,
-    NotSupported,
     OutcomeUnknown,
     Producer,
     TooManyScheduled,
@@ -26,8 +25,6 @@ from escrowmq import (
     UnknownTopic,
 )
 from escrowmq.actors.client.cancelling import ScheduleId
-from escrowmq.cluster.testing.replica import MemoryBroker
-from escrowmq.replication.calling.answers import LevelReport
 from escrowmq.testing import InMemoryCluster
 from tests.support.in_memory import COMMITTED, ROLLBACK, readable
 
@@ -81,63 +78,6 @@ def _asynchronous_transaction(producer: Producer, message: Message) -> None:
 
 
 WAYS = [_send, _transaction, _bulk, _asynchronous, _asynchronous_transaction]
-MANY: list[dict[str, Any]] = [{"delay_s": 60}, {"deliver_at": START + timedelta(days=1)}]
-
-
-@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
-def test_below_the_level_nothing_is_sent_and_the_others_are_not_lost(
-    cluster: InMemoryCluster,
-    producer: Producer,
-    monkeypatch: pytest.MonkeyPatch,
-    way: Callable[[Producer, Message], None],
-) -> None:
-    monkeypatch.setattr(MemoryBroker, "levels", lambda self: LevelReport(7, 7))
-    under_way = producer.send(Message("orders", b"plain"))
-    with pytest.raises(
-        NotSupported, match="format level 8, and the cluster is at 7; upgrade every replica first"
-    ):
-        way(producer, later())
-    assert under_way.result(0).offset == 0
-    monkeypatch.undo()
-    cluster.clock.advance(100)
-    expected = [b"beside", b"plain"] if way is _bulk else [b"plain"]
-    assert readable(cluster) == expected
-    producer.send(later()).result(0)  # as soon as the cluster is upgraded
-    cluster.clock.advance(60)
-    assert readable(cluster) == sorted([*expected, b"later"])
-
-
-@pytest.mark.parametrize("given", MANY)
-def test_below_the_level_no_row_of_many_is_sent(
-    cluster: InMemoryCluster, producer: Producer, monkeypatch: pytest.MonkeyPatch, given: dict[str, Any]
-) -> None:
-    monkeypatch.setattr(MemoryBroker, "levels", lambda self: LevelReport(7, 7))
-    for call in (
-        lambda: producer.send_many("orders", [b"1", b"2"], **given),
-        lambda: producer.send_table("orders", pa.table({"value": ["1"]}), **given),
-        lambda: producer.send_transactions_table("orders", pa.table({"value": ["1"]}), **given),
-        lambda: producer.cancel(ScheduleId("orders", 0, 1, 2, 3).text(cluster.admin.info.cluster_id)),
-    ):
-        with pytest.raises(NotSupported, match="format level 8"):
-            call()
-    cluster.clock.advance(100)
-    assert readable(cluster) == []
-
-
-def test_a_leader_that_knows_no_levels_is_of_an_earlier_version(
-    producer: Producer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(MemoryBroker, "levels", lambda self: ("no_method",))
-    with pytest.raises(NotSupported, match="upgrade every replica first"):
-        producer.send(later())
-
-
-def test_a_new_cluster_gets_a_moment_to_reach_the_level(
-    cluster: InMemoryCluster, producer: Producer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    levels = iter([6, 7, 8])
-    monkeypatch.setattr(MemoryBroker, "levels", lambda self: LevelReport(8, next(levels)))
-    assert producer.send(later()).result(0).offset == -1
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)

@@ -106,7 +106,7 @@ def test_a_task_that_is_cancelled(
 
 
 def test_a_block_whose_end_is_refused(cluster: InMemoryCluster) -> None:
-    """Its first transaction asks for the cluster's level before it prepares, and gets no answer."""
+    """Its transaction cannot be prepared: nobody answers."""
     with member(cluster) as consumer, cluster.producer("shop") as producer:
         records = consumer.poll(max_records=4, timeout_s=1)
         with pytest.raises(Unavailable), producer.transaction(local=False) as tx:

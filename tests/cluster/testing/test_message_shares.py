@@ -184,7 +184,7 @@ def test_of_a_letter_that_left_the_audit_trail_only_that_it_is_settled_is_told(w
     world.admin.create_topic("lost")
     world.admin.redrive("mail", ["0-0"], to="lost")
     world.submit(share_ops.share_ack("mail", DEAD, 0, [1, 1], world.id_of(DEAD), "REDRIVEN operator:old"))
-    assert world.told(1) == ("share", "redriven", 1, "no answer"), "where to, an earlier version did not tell"
+    assert world.told(1) == ("share", "redriven", 1, "no answer"), "where to, nothing tells"
     broker: Any = world.cluster._network._brokers[0]
     broker._parts.running.replica.state.transactions.audit.clear()
     world.ack(2, 2, topic=DEAD)

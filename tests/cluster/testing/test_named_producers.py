@@ -22,7 +22,7 @@ from escrowmq import (
 )
 from escrowmq.actors.producer.transactions.numbered import Numbered
 from escrowmq.replication.format import ops
-from escrowmq.replication.format.timer_ops import claim_group
+from escrowmq.replication.format.ops import claim_group
 from escrowmq.replication.model import ResultCode, TransactionState
 from escrowmq.testing import InMemoryCluster
 

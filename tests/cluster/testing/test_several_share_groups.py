@@ -9,8 +9,9 @@ import pytest
 
 from escrowmq import GroupNotEmpty, Message, ShareConsumer, ShareRecord, Unavailable, UnknownGroup
 from escrowmq.actors.client.consumer_groups import coordinator_group
-from escrowmq.replication.format.codec import OpType, decode_ops
+from escrowmq.replication.format.codec import decode_ops
 from escrowmq.replication.format.internal_topics import dead_topic
+from escrowmq.replication.format.operation import OpType
 from escrowmq.testing import InMemoryCluster
 
 TOPIC, GROUP, PARTITIONS = "orders", "mail", 6

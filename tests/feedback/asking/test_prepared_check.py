@@ -9,8 +9,7 @@ import pytest
 from escrowmq.feedback.asking import group_feedback
 from escrowmq.feedback.asking.group_feedback import PreparedCheck
 from escrowmq.replication.format import ops
-from escrowmq.replication.format.codec import PrepareExtra, encode_command
-from escrowmq.replication.state.machine import LEVEL_MAX
+from escrowmq.replication.format.ops import PrepareExtra
 from tests.support.clock import run, until
 from tests.support.feedback_processes import Processes, processes
 from tests.support.feedback_producers import always
@@ -21,9 +20,6 @@ APP, TOPIC = "shop", "orders"
 def begin(it: Processes) -> None:
     for group in it.brokers.groups:
         group.topic(TOPIC, 2)
-        for level in range(2, LEVEL_MAX + 1):
-            entry = encode_command([ops.level(level)], 1, group.now_ms())
-            group.single.node.propose(entry, lambda *_: None)
     it.producer(APP, always("COMMITTED"))
 
 

@@ -17,7 +17,6 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from escrowmq import Message, OutcomeUnknown, TransactionState, Unavailable
 from escrowmq.actors.producer import async_producer, fence_name
-from escrowmq.actors.producer.fence_name import LEVEL_AGAIN_S
 from escrowmq.cluster.cli import transactions
 from escrowmq.cluster.cli.output import Format
 from escrowmq.feedback.answering.answering import Answering
@@ -29,9 +28,8 @@ from escrowmq.feedback.database.statements import short_name
 from escrowmq.feedback.policy import Trouble
 from escrowmq.feedback.states import TxStatusQuerier
 from escrowmq.integrations import AsyncFence, Fence, WrongDatabase
-from escrowmq.replication.calling.answers import LevelReport, LockedRow
+from escrowmq.replication.calling.answers import LockedRow
 from escrowmq.replication.errors import TransactionSettled
-from escrowmq.replication.format.codec import LEVEL_OF_FENCES
 from escrowmq.testing import InMemoryCluster
 
 A, B = b"a" * 16, b"b" * 16
@@ -286,27 +284,6 @@ class Table(TxStatusQuerier):
 
 def open_fences(cluster: InMemoryCluster) -> list[str]:
     return [entry.fence for entry in cluster.admin.list_transactions(app="shop")]
-
-
-def test_a_group_below_the_level_gets_no_name_until_it_has_it(
-    cluster: InMemoryCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    table, low = Table(), LevelReport(LEVEL_OF_FENCES - 1, LEVEL_OF_FENCES - 1)
-    table.back.set()
-    with monkeypatch.context() as patch:
-        patch.setattr("escrowmq.cluster.testing.replica.MemoryBroker.levels", lambda _: low)
-        producer = cluster.producer(app="shop", tx_status_querier=table)
-        early = producer.transaction()
-        early.send(Message("orders", b"1"))
-        early.prepare()
-    assert open_fences(cluster) == [""]
-    cluster.clock.advance(LEVEL_AGAIN_S)
-    later = producer.transaction()
-    later.send(Message("orders", b"2"))
-    later.prepare()
-    assert sorted(open_fences(cluster)) == ["", A.hex()]
-    early.commit()
-    later.commit()
 
 
 def test_while_the_database_does_not_tell_the_name_nothing_is_prepared(cluster: InMemoryCluster) -> None:

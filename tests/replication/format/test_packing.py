@@ -1,11 +1,9 @@
-"""Rows with compressed values: old ones stay readable, and older software refuses them as a whole."""
+"""Rows with compressed values: what was once written stays readable."""
 
 from __future__ import annotations
 
 import json
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +11,6 @@ import pytest
 from escrowmq.replication.errors import CorruptLog
 from escrowmq.replication.format.codec import decode_lazily, decode_rows, encode_row
 from escrowmq.replication.format.packing import METHODS, PackedRows, pack_row
-from tests.support.earlier_software import LEVEL, unpacked
 
 #: Written once: other versions of the libraries may compress to other bytes, and have to read these.
 GOLDEN = json.loads((Path(__file__).parents[2] / "golden" / "packed_rows.json").read_text())
@@ -55,35 +52,3 @@ def test_compressed_lengths_of_every_width_are_kept(method: str, noise: int) -> 
     row = pack_row(plain, method, None, 1)
     assert noise < len(row) < len(plain), "it is compressed"
     assert decode_rows(row, 1) == decode_rows(plain, 1)
-
-
-OLD_READER = """
-import json, sys
-from escrowmq.replication.format.codec import decode_rows
-from escrowmq.replication.errors import CorruptLog
-golden = json.load(open(sys.argv[1]))
-plain = bytes.fromhex(sys.argv[2])
-assert decode_rows(plain, 1)[0][1] == b"plain"
-for row in golden["zstd"], golden["lz4"]:
-    for blob, count in ((bytes.fromhex(row), 1), (plain + bytes.fromhex(row), 2)):
-        try:
-            print("read", decode_rows(blob, count))
-        except CorruptLog as error:
-            print("refused:", error)
-"""
-
-
-def test_software_from_before_refuses_such_rows_instead_of_misreading_them(tmp_path: Path) -> None:
-    assert LEVEL < 7
-    place = unpacked(tmp_path / "earlier")
-    golden = Path(__file__).parents[2] / "golden" / "packed_rows.json"
-    plain = encode_row(None, b"plain", None, None).hex()
-    told = subprocess.run(
-        [sys.executable, "-P", "-c", OLD_READER, str(golden), plain],
-        env={"PYTHONPATH": str(place)},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.splitlines()
-    assert len(told) == 4 and all(line.startswith("refused: message rows cannot be decoded") for line in told)

@@ -29,14 +29,9 @@ IN_VAIN_S = 1.0
 @pytest.fixture
 def group(tmp_path: Path) -> Iterator[BrokerGroup]:
     with BrokerGroup(tmp_path) as group:
-        at_level_3(group)
         group.topic()
         group.publish("before")
         yield group
-
-
-def at_level_3(group: BrokerGroup) -> None:
-    wait_until(lambda: group.leader().parts.running.levels().applied >= 3, 10.0, "format level 3")
 
 
 def voters(group: BrokerGroup) -> set[tuple[int, ...]]:
@@ -162,7 +157,6 @@ def test_a_replica_that_was_away_while_all_others_were_replaced_is_told_of_them(
 
 def test_from_one_to_three_and_back(tmp_path: Path) -> None:
     with BrokerGroup(tmp_path, replicas=1) as group:
-        at_level_3(group)
         group.topic()
         group.publish("x0")
         for rid in (1, 2):
@@ -182,7 +176,6 @@ def test_the_only_founder_does_not_found_its_group_anew_once_it_has_others(
     tmp_path: Path, known: bool
 ) -> None:
     with BrokerGroup(tmp_path, replicas=1) as group:
-        at_level_3(group)
         group.topic()
         group.publish("before")
         bring(group, 1)
@@ -201,14 +194,6 @@ def test_the_only_founder_does_not_found_its_group_anew_once_it_has_others(
         else:  # this is what the supervisor's knowledge is for
             wait_until(lambda: member.whoami()[0], 10.0, "a second group of the same name")
             assert not member.parts.reads.topics()[1]
-
-
-def test_below_format_level_3_members_do_not_change(tmp_path: Path) -> None:
-    group = BrokerGroup(tmp_path)
-    group.old = {2}
-    with group:
-        assert group.leader().parts.members.change("c", [3], []) == ("unsupported", 3)
-        assert group.leader().parts.members.members().version == 1
 
 
 def test_what_makes_no_sense_is_refused_before_it_is_in_the_log(group: BrokerGroup) -> None:

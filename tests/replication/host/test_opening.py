@@ -54,7 +54,7 @@ def another_owner(setup: ReplicaSetup, patch: Patch) -> ReplicaSetup:
 
 def newer_version(setup: ReplicaSetup, patch: Patch) -> ReplicaSetup:
     file = setup.data_dir / "identity.json"
-    file.write_text(file.read_text().replace('"format_version": 1', '"format_version": 99'))
+    file.write_text(file.read_text().replace('"format": 1', '"format": 99'))
     return setup
 
 

@@ -28,8 +28,6 @@ MIB = 1 << 20
 def trio(tmp_path: Path) -> Iterator[BrokerGroup]:
     with BrokerGroup(tmp_path, BrokerConfig(disk_reserve_bytes=0, share_threads=4)) as trio:
         trio.topic()
-        leader = trio.leader()
-        wait_until(lambda: leader.parts.running.levels().applied >= 9, what="format level 9")
         yield trio
 
 

@@ -60,8 +60,8 @@ def test_a_newer_format_is_refused(tmp_path: Path) -> None:
     DataDir(tmp_path, ME).close()
     path = tmp_path / "identity.json"
     content = json.loads(path.read_text())
-    path.write_text(json.dumps({**content, "format_version": 2}))
-    with pytest.raises(UnknownVersion, match="format version 2"):
+    path.write_text(json.dumps({**content, "format": 2}))
+    with pytest.raises(UnknownVersion, match="has format 2; this software reads 1: upgrade it"):
         DataDir(tmp_path, ME)
 
 
@@ -124,19 +124,14 @@ def test_a_directory_keeps_the_id_that_it_was_given(tmp_path: Path) -> None:
     assert len({first.incarnation.disk_id, other.incarnation.disk_id}) == 2
 
 
-def test_a_directory_of_an_earlier_version_is_given_an_id(tmp_path: Path) -> None:
-    (tmp_path / "identity.json").write_text(
-        json.dumps({"format_version": 1, "cluster_id": "cluster-1", "group": 0, "replica": 2})
-    )
-    moved = replace(ME, incarnation=3)  # only the directory's name said which incarnation it belongs to
-    first = DataDir(tmp_path, moved)
-    first.close()
-    again = DataDir(tmp_path, moved)
-    again.marks().close()
-    again.close()
-    assert not first.fresh
-    assert first.incarnation == again.incarnation
-    assert first.incarnation.number == 3 and len(first.incarnation.disk_id) == 32
+def test_a_directory_from_before_format_1_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+    before = json.dumps({"format_version": 1, "cluster_id": "cluster-1", "group": 0, "replica": 2})
+    (tmp_path / "identity.json").write_text(before)
+    (tmp_path / "0000000000000001.log").write_bytes(b"of those days")
+    with pytest.raises(UnknownVersion, match=r"before format 1.*start with empty directories"):
+        DataDir(tmp_path, ME)
+    assert (tmp_path / "identity.json").read_text() == before
+    assert (tmp_path / "0000000000000001.log").read_bytes() == b"of those days"
 
 
 def test_a_directory_is_not_opened_for_another_incarnation(tmp_path: Path) -> None:

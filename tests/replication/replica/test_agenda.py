@@ -91,7 +91,7 @@ class Ticking(Desk):
 
 def a_request_is_written(desk: Ticking) -> None:
     answers = desk.send(prepare(["x"]))
-    assert answers == [("ok", [[0]])]
+    assert [answer[:2] for answer in answers] == [("ok", [[0]])]
 
 
 def requests_go_on_when_an_entry_ends(desk: Ticking) -> None:
@@ -101,7 +101,7 @@ def requests_go_on_when_an_entry_ends(desk: Ticking) -> None:
     assert len(desk.node.held) == 1 and late == [], "so many entries may be in flight"
     desk.node.release()
     desk.tick(STEP_MS)
-    assert late == [("ok", [[0]])]
+    assert [answer[:2] for answer in late] == [("ok", [[0]])]
 
 
 def delayed_messages_are_released(desk: Ticking) -> None:
@@ -122,7 +122,7 @@ def leases_expire(desk: Ticking) -> None:
 def old_messages_go(desk: Ticking) -> None:
     for _ in range(30):
         desk.submit(message("t", 0, [b"x" * 900]))
-    desk.submit(ops.alter_topic("t", {"retention_ms": 1}))
+    desk.submit(ops.alter_topic("t", {"retention_ms": 1}, number=0))
     desk.tick(3_000)
     assert desk.state.topics.topics["t"].partitions[0].index.start == 30
 

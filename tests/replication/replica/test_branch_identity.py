@@ -10,7 +10,7 @@ import pytest
 
 from escrowmq.replication.errors import InvalidMessage
 from escrowmq.replication.format import ops
-from escrowmq.replication.format.codec import PrepareExtra
+from escrowmq.replication.format.ops import PrepareExtra
 from escrowmq.replication.model import ResultCode
 from escrowmq.replication.replica.validation import parse_request
 from escrowmq.replication.state import decided
@@ -40,14 +40,12 @@ def test_a_prepare_of_an_older_or_a_newer_transaction_of_the_same_id_does_not_jo
     assert group.submit(branch(50)) == [[0]] == group.submit(branch(50))
     assert refusal(group.submit(branch(51))[0]) == ResultCode.RETRY, "the older one goes first"
     assert refusal(group.submit(branch(49))[0]) == ResultCode.TX_CONFLICT, "this one is late"
-    without = ops.prepare(APP, TOPIC, ["x"], None, 0, 0, [1], 0, 0)
-    assert refusal(group.submit(without)[0]) == ResultCode.TX_CONFLICT, "of the first version"
 
 
 def test_a_decision_does_nothing_to_a_transaction_with_another_home_index() -> None:
     group = SeveralGroups().groups[1]
     group.submit(branch(50))
-    for build in (ops.commit_branches, ops.rollback_branches):
+    for build in (ops.commit, ops.rollback):
         for by in ("producer", "operator:ann"):
             assert refusal(group.submit(build(APP, ["x"], by, [51], 0))[0]) == ResultCode.RETRY
             assert refusal(group.submit(build(APP, ["x"], by, [49], 0))[0]) == ResultCode.UNKNOWN_TX
@@ -55,7 +53,7 @@ def test_a_decision_does_nothing_to_a_transaction_with_another_home_index() -> N
         assert refusal(from_home[0]) == ResultCode.RETRY
     assert refusal(group.submit(ops.commit(APP, ["x"]))[0]) == ResultCode.TX_CONFLICT, "without any"
     assert group.outcome("x") == "PREPARE"
-    assert group.submit(ops.commit_branches(APP, ["x"], "producer", [50], 0)) == [[0]]
+    assert group.submit(ops.commit(APP, ["x"], "producer", [50], 0)) == [[0]]
 
 
 @pytest.mark.parametrize("home_here", [True, False])
@@ -69,33 +67,34 @@ def test_an_index_of_one_log_says_nothing_of_another_ones(home_here: bool) -> No
     else:
         index = 50
         group.submit(ops.prepare(APP, TOPIC, ["x"], None, 0, 0, [1], 2, 0, PrepareExtra(home_index=[index])))
-    for build in (ops.commit_branches, ops.rollback_branches):
+    for build in (ops.commit, ops.rollback):
         assert refusal(group.submit(build(APP, ["x"], "producer", [index], 0))[0]) == ResultCode.UNKNOWN_TX
         told = group.submit(build(APP, ["x"], "home:0", [index], 0), from_broker=True)
         assert refusal(told[0]) == ResultCode.UNKNOWN_TX, "home:0 is not to tell it again"
     told = group.submit(ops.rollback(APP, ["x"], "home:0"), from_broker=True)
     assert refusal(told[0]) != 0 and group.outcome("x") == "PREPARE"
     home_group = -1 if home_here else 2
-    assert group.submit(ops.commit_branches(APP, ["x"], "producer", [index], home_group)) == [[0]]
+    assert group.submit(ops.commit(APP, ["x"], "producer", [index], home_group)) == [[0]]
 
 
 def test_the_home_group_is_what_tells_them_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(OpenTx, "is_under", lambda record, home, index: record.home_record == index)
     group = SeveralGroups(3).groups[1]
     group.submit(ops.prepare(APP, TOPIC, ["x"], None, 0, 0, [1], 2, 0, PrepareExtra(home_index=[50])))
-    group.submit(ops.rollback_branches(APP, ["x"], "producer", [50], 0))
+    group.submit(ops.rollback(APP, ["x"], "producer", [50], 0))
     assert group.outcome("x") == "ROLLBACK", "the transaction of group 2, by group 0's producer"
 
 
-def test_home_tells_a_roll_back_once_where_a_branch_of_the_first_version_has_the_id() -> None:
+def test_home_tells_a_roll_back_once_where_another_transaction_has_the_id() -> None:
     world = SeveralGroups()
     home, other = world.groups
-    other.submit(ops.prepare(APP, TOPIC, ["x"], None, 0, 0, [1], 0, 0))  # of the first version: it stays
+    other.submit(ops.prepare(APP, TOPIC, ["x"], None, 0, 0, [1], -1, 0))  # of that group alone: it stays
     extra = PrepareExtra(participants=[1])
     ((_, index),) = home.submit(ops.prepare(APP, TOPIC, ["x"], None, 0, 0, [1], -1, 0, extra))
-    assert home.submit(ops.rollback_branches(APP, ["x"], "producer", [index])) == [[0]]
+    assert home.submit(ops.rollback(APP, ["x"], "producer", [index])) == [[0]]
     world.pass_time(1.0)
     assert home.decided("x") is None, "nothing is owed to a group that has no branch of it"
+    assert other.outcome("x") == "PREPARE"
     # A PREPARE of that branch was still under way: home is asked, and has no decision pending for it.
     other.submit(ops.rollback(APP, ["x"]))
     other.forget_settled()
@@ -110,10 +109,10 @@ def test_a_roll_back_may_hold_for_the_newest_prepare_only() -> None:
     first = ops.prepare(APP, TOPIC, ["x"], None, 0, 0, [1], -1, 0, extra)
     ((_, index),) = group.submit(first)
     group.submit(first)  # someone has continued it
-    undo = ops.rollback_branches(APP, ["x"], "producer", [index], newest_index=[index])
+    undo = ops.rollback(APP, ["x"], "producer", [index], newest_index=[index])
     assert refusal(group.submit(undo)[0]) == ResultCode.RETRY
     newest = group.state.transactions.look(APP).open["x"].newest_index
-    undo = ops.rollback_branches(APP, ["x"], "producer", [index], newest_index=[newest])
+    undo = ops.rollback(APP, ["x"], "producer", [index], newest_index=[newest])
     assert group.submit(undo) == [[0]]
 
 
@@ -144,6 +143,7 @@ def test_groups_that_make_no_sense_are_refused() -> None:
         (0, PrepareExtra(home_index=[4])),
         (3, PrepareExtra(home_index=[4])),
         (1, PrepareExtra(home_index=[4, 5])),
+        (1, PrepareExtra()),
         (1, PrepareExtra(participants=[2], home_index=[4])),
     ]:
         with pytest.raises(InvalidMessage):
@@ -151,7 +151,7 @@ def test_groups_that_make_no_sense_are_refused() -> None:
 
 
 def test_only_brokers_decide_in_the_name_of_a_home_group() -> None:
-    for frame in (ops.commit(APP, ["x"], "home:0"), ops.rollback_branches(APP, ["x"], "home:0", [3])):
+    for frame in (ops.commit(APP, ["x"], "home:0"), ops.rollback(APP, ["x"], "home:0", [3])):
         with pytest.raises(InvalidMessage, match="only brokers"):
             parse_request(frame)
         assert parse_request(frame, from_broker=True)
@@ -178,9 +178,7 @@ def test_a_check_or_an_operator_commits_only_what_it_has_looked_at() -> None:
     home = world.groups[0]
     for by in ("feedback", "operator:ann"):
         assert refusal(home.submit(ops.commit(APP, ["x"], by))[0]) == ResultCode.NOT_PREPARED
-    assert home.submit(ops.commit_branches(APP, ["x"], "operator:ann", [home.standing("x").home_index])) == [
-        [0]
-    ]
+    assert home.submit(ops.commit(APP, ["x"], "operator:ann", [home.standing("x").home_index])) == [[0]]
 
 
 def test_nobody_but_the_producer_commits_what_lacks_parts() -> None:
@@ -197,6 +195,6 @@ def test_nobody_but_the_producer_commits_what_lacks_parts() -> None:
 def test_what_a_check_parks_says_why_and_is_not_checked_again() -> None:
     group = SeveralGroups().groups[0]
     group.submit(ops.prepare(APP, TOPIC, ["x"], None, 0, 0, [1], -1, 0))
-    assert group.submit(ops.park(APP, ["x"], "NotFullyPrepared: for a reason")) == [[0]]
+    assert group.submit(ops.checked(APP, ["x"], "NotFullyPrepared: for a reason")) == [[0]]
     record = group.state.transactions.look(APP).open["x"]
     assert (record.due_ms, record.parked_for) == (-1, "NotFullyPrepared: for a reason")

@@ -15,7 +15,7 @@ import pytest
 from escrowmq.actors.producer.encoding.blocks import DoneBlock
 from escrowmq.replication.calling.answers import Standing
 from escrowmq.replication.format import ops
-from escrowmq.replication.format.codec import PrepareExtra
+from escrowmq.replication.format.ops import PrepareExtra
 from escrowmq.replication.model import ResultCode
 from escrowmq.replication.replica import branches
 from escrowmq.replication.state.machine import StateMachine
@@ -68,7 +68,7 @@ def test_producer_dies_all_prepared_before_or_after_its_local_commit(local_commi
     assert world.outcomes("x") == ["PREPARE", "PREPARE"], "home is open: its branches wait"
     home = world.groups[0]
     standing = home.standing("x")
-    decision = ops.commit_branches if local_commit else ops.rollback_branches
+    decision = ops.commit if local_commit else ops.rollback
     assert home.submit(decision(APP, ["x"], "feedback", [standing.home_index])) == [[0]]
     world.pass_time(1.0)
     assert world.outcomes("x") == ["COMMITTED" if local_commit else "ROLLBACK"] * 2 and nothing_left(world)
@@ -160,22 +160,6 @@ def test_a_branch_that_home_does_not_know_is_rolled_back_once_it_is_due_and_not_
     assert branch.outcome("x") == "ROLLBACK"
 
 
-def test_a_branch_of_the_first_version_follows_what_home_remembers_and_is_never_presumed() -> None:
-    world = SeveralGroups()
-    client = Client(world, old=True)
-    plan = client.plan("x")
-    assert client.prepare(plan) == {}
-    client.dies_before = lambda gid, block: gid == 1
-    client.settle(plan)
-    client = Client(world)
-    for tx_id in ("known", "unknown"):
-        world.groups[1].submit(ops.prepare(APP, TOPIC, [tx_id], None, 0, 0, [1], 0, 0))
-    world.pass_time(CHECK_S + FOLLOWS_S)
-    assert world.outcomes("x") == ["COMMITTED", "COMMITTED"]
-    world.pass_time(600.0)
-    assert world.groups[1].outcome("unknown") == "PREPARE"
-
-
 def test_a_committed_branch_that_comes_back_is_not_committed_twice() -> None:
     """A copy of a PREPARE arrives when the branch has forgotten the transaction, which home still
     remembers."""
@@ -252,7 +236,7 @@ def test_a_branch_that_is_recorded_otherwise_is_alarmed_and_does_not_keep_home_f
     committed_at_home(world)
     home, other = world.groups
     index = home.decided("x").home_index
-    wrong = ops.rollback_branches(APP, ["x"], "home:0", [index], 0)  # must never happen
+    wrong = ops.rollback(APP, ["x"], "home:0", [index], 0)  # must never happen
     other.submit(wrong, from_broker=True)
     world.pass_time(1.0)
     assert home.branches.counts["against_home"] == 1 and "branch-against-home" in home.reports[0]

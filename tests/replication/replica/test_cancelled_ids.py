@@ -65,7 +65,6 @@ def stored(single: Single) -> int:
 def test_what_is_prepared_before_a_cancellation_and_committed_after_it_is_read(
     single: Single, monkeypatch: pytest.MonkeyPatch, names_what_it_kills: bool
 ) -> None:
-    single.to_highest_level()
     if not names_what_it_kills:  # planted: a tombstone with the CANCEL's own index
         newest = "escrowmq.replication.replica.releases.log_index_of"
         monkeypatch.setattr(newest, lambda record: single.journal.last_index)
@@ -88,7 +87,6 @@ def test_what_was_carried_is_cancelled_when_no_older_transaction_of_the_same_id_
     single: Single,
 ) -> None:
     """The carried message lies above the second one's PREPARE: no bound could kill the first one alone."""
-    single.to_highest_level()
     at = single.now_ms + FAR_MS
     prepare(single, "older", at)
     commit(single)
@@ -107,7 +105,6 @@ def test_what_was_carried_is_cancelled_when_no_older_transaction_of_the_same_id_
 
 def test_an_id_used_again_for_a_time_that_has_passed_is_not_reported_as_cancelled(single: Single) -> None:
     """Its second message is read at once."""
-    single.to_highest_level()
     at = single.now_ms + 50
     prepare(single, "first", at)
     commit(single)

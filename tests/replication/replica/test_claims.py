@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from escrowmq.replication.format import ops, timer_ops
-from escrowmq.replication.format.codec import PrepareExtra, encode_command, encode_row
-from escrowmq.replication.format.ops import ROLLBACK
+from escrowmq.replication.format import ops
+from escrowmq.replication.format.codec import encode_command, encode_row
+from escrowmq.replication.format.ops import ROLLBACK, PrepareExtra
 from escrowmq.replication.model import ResultCode as Code
 from escrowmq.replication.replica import replica
 from escrowmq.replication.replica.replica import UNASKED_AGAIN_MS, Replica
@@ -39,7 +39,6 @@ class Group(Single):
     claimants = itertools.count()
 
     def begin(self) -> Group:
-        self.to_highest_level()
         self.topic(partitions=1)
         return self
 
@@ -54,7 +53,7 @@ class Group(Single):
         epoch, told = 1, [1, 0]
         while told[0]:
             epoch = max(epoch, told[1] + 1)
-            (told,) = self.submit(timer_ops.claim(NAME, epoch, f"claimant {next(self.claimants)}"))
+            (told,) = self.submit(ops.claim(NAME, epoch, f"claimant {next(self.claimants)}"))
         return epoch
 
     def prepare(self, tx_id: str, epoch: int, number: int, value: str) -> Any:
@@ -69,14 +68,6 @@ class Group(Single):
             assert self.submit(ops.commit("shop", [tx_id])) == [[0]]
         else:
             assert result == [int(Code.PARTIAL), [[0, int(Code.DUPLICATE), "COMMITTED"]]]
-
-
-def test_below_level_9_nothing_of_it_is_admitted(tmp_path: Path) -> None:
-    group = Group(tmp_path)
-    group.topic(partitions=1)
-    for request in (timer_ops.claim(NAME, 1, "a"), numbered("x", 1, 1, "a", group.now_ms)):
-        assert group.send(request) == [("unsupported", 9)]
-    group.close()
 
 
 def test_a_batch_is_readable_once_whatever_is_repeated(tmp_path: Path) -> None:
@@ -161,7 +152,7 @@ def test_a_claim_rolls_back_what_nobody_is_asked_about(tmp_path: Path) -> None:
 def test_a_commit_that_waits_already_comes_first(tmp_path: Path) -> None:
     group = Group(tmp_path).begin()
     alone("x", group.claim(), group)
-    answers = group.send(timer_ops.claim(NAME, 2, "next"), ops.commit("shop", ["x"]))
+    answers = group.send(ops.claim(NAME, 2, "next"), ops.commit("shop", ["x"]))
     assert answers == [("ok", [[0, [2, 0]]]), ("ok", [[0]])]
     group.send()
     assert group.texts() == ["x"]
@@ -188,7 +179,7 @@ def test_whoever_leads_next_rolls_back_what_was_overtaken(
     group = Group(tmp_path).begin()
     alone("x", group.claim(), group)
     monkeypatch.setattr(group.replica.admission, "offer", lambda submission: False)
-    frame = timer_ops.claim(NAME, 2, "next")
+    frame = ops.claim(NAME, 2, "next")
     index = group.journal.last_index + 1
     command = encode_command([frame], 1, group.now_ms)
     group.journal.add(command, index, 1)

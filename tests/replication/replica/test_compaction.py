@@ -42,7 +42,6 @@ def opened(path: Path) -> Single:
     """Segments of four entries; retention keeps what it must."""
     running = Single(path, segment_bytes=4_000, limits=LIMITS)
     running.topic(partitions=2, retention_ms=1)
-    running.to_highest_level()
     return running
 
 
@@ -88,7 +87,7 @@ def stored(single: Single) -> int:
 def test_a_message_that_waits_long_does_not_keep_the_log(
     single: Single, monkeypatch: pytest.MonkeyPatch, carries: bool
 ) -> None:
-    if not carries:  # planted: as it was before level 9
+    if not carries:  # planted: nothing is carried
         monkeypatch.setattr(Compaction, "plan", lambda self, needed, segments: None)
     at = single.now_ms + FAR_MS
     schedule(single, at, at + 1)

@@ -38,7 +38,6 @@ class SharingMember(OurMember):
         index.append(1, 0, 100, 10, 0)
         partition = Partition(0, "orders", 0, index, 1)
         state = SimpleNamespace(
-            level=9,
             applied_index=0,
             topics=SimpleNamespace(
                 topics={"orders": SimpleNamespace(partitions={0: partition})}, slots={0: partition}

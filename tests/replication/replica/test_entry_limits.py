@@ -9,7 +9,8 @@ import pytest
 
 from escrowmq.replication.errors import DiskFull, EscrowMQError, MessageTooLarge, Overloaded
 from escrowmq.replication.format import ops
-from escrowmq.replication.format.codec import OpType, decode_command
+from escrowmq.replication.format.codec import decode_command
+from escrowmq.replication.format.operation import OpType
 from escrowmq.replication.raft.node import COMMAND_BYTES_MAX
 from escrowmq.replication.replica import entry_writing
 from escrowmq.replication.replica.replica import APART_S, Replica

@@ -1,7 +1,7 @@
 """A replica that ends, or has no room, at any step of what it writes: nothing acknowledged is lost.
 
-One story covers all files that a replica writes while it runs: segments and sidecars, run files, snapshots of
-version 2, the entries of its format level and of replicated settings. It is ended at each step, by a signal
+One story covers all files that a replica writes while it runs: segments and sidecars, run files, snapshots,
+the entries of its format level and of replicated settings. It is ended at each step, by a signal
 (what was written is in the page cache) or together with the machine; and its disk is made full from each
 amount of free space on.
 """
@@ -13,16 +13,23 @@ import random
 import pytest
 
 from escrowmq.replication.format import ops
-from escrowmq.replication.format.codec import PrepareExtra
-from escrowmq.replication.state import snapshot
+from escrowmq.replication.format.ops import PrepareExtra
+from escrowmq.replication.state.machine import StateMachine
+from escrowmq.replication.state.snapshot import restore
 from tests.sim.disk import PowerCut, SimDisk
+from tests.support.next_level import NEXT, know_the_next_level, raise_level
 from tests.support.requests import APP, prepare
 from tests.support.single import Single
 
 SEGMENT_BYTES = 700
 MESSAGES = [f"x{number}" for number in range(8)]
-#: Left open, with an owner: only a snapshot of version 2 can hold this.
+#: Left open, with an owner.
 OPEN = "open"
+
+
+@pytest.fixture(autouse=True)
+def known(monkeypatch: pytest.MonkeyPatch) -> None:
+    know_the_next_level(monkeypatch)
 
 
 class Story:
@@ -51,8 +58,8 @@ class Story:
         self.single.topic()
 
     def _level(self) -> None:
-        if self.single.state.level < 2:
-            self.single.to_level_2()
+        if self.single.state.level < NEXT:
+            raise_level(self.single)
 
     def _open(self) -> None:
         if OPEN not in self.single.state.transactions.app(APP).open:
@@ -73,7 +80,7 @@ class Story:
         published = max(0, done - 4)
         assert texts in (MESSAGES[:published], MESSAGES[: published + 1])
         if done > 1:
-            assert state.level >= 2
+            assert state.level == NEXT
         if done > 2:
             assert OPEN in state.transactions.app(APP).open
         if done > 3:
@@ -93,7 +100,10 @@ def test_the_story_writes_every_kind_of_file() -> None:
     disk = written()
     assert {name.partition(".")[2] for name in disk.names()} == {"log", "pos", "snap", "runs", ""}
     newest = max(name for name in disk.names() if name.endswith(".snap"))
-    assert disk.read_all(newest)[4] == 2 == snapshot.VERSION_MAX, "a snapshot of version 2"
+    state = StateMachine(0, 1)
+    restore(state, newest, disk.read_all(newest))
+    assert (state.level, state.settings.groups_kept) == (NEXT, 9)
+    assert state.transactions.app(APP).open[OPEN].instance == "me"
 
 
 @pytest.mark.parametrize("power", [False, True])

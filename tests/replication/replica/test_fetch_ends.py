@@ -77,7 +77,6 @@ def test_how_many_are_told_is_bounded_and_nothing_is_told_of_what_is_not_there(t
 def test_a_fetch_that_names_a_topic_gets_nothing_of_another_one(tmp_path: Path) -> None:
     """Not even a newer one that has those offsets; and whoever names none gets what is there."""
     single = Single(tmp_path)
-    single.to_highest_level()
     create = ops.create_topic("t", topic_settings(1), topic_id=NO_ID)
     (((_, old),),) = ((single.submit(create)),)
     single.submit(message("t", 0, [b"old"]))

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from escrowmq.replication.format import ops
 from escrowmq.replication.raft.replicator import GroupClock, PeerProgress, lower_median
-from escrowmq.replication.replica.replica import LEVEL_OF_CLOCKS, GroupTime
+from escrowmq.replication.replica.replica import GroupTime
 from tests.support.fed_state import FedState
 from tests.support.stage import Stage, our_group
 
@@ -38,10 +37,7 @@ def told() -> Told:
 
 @pytest.fixture
 def time(told: Told) -> GroupTime:
-    log = FedState()
-    for level in range(2, LEVEL_OF_CLOCKS + 1):
-        log.add(ops.level(level))
-    found = GroupTime(log.state)
+    found = GroupTime(FedState().state)
     found.clocks = told
     return found
 
@@ -99,17 +95,6 @@ def test_a_follower_whose_clock_is_ahead_keeps_none_of_it_when_it_leads(time: Gr
     assert time.at(NOW_MS + DAY_MS) == NOW_MS + DAY_MS
     told.leading, told.others = True, [NOW_MS, NOW_MS]
     assert time.at(NOW_MS + DAY_MS) == NOW_MS
-
-
-def test_below_the_level_it_is_the_leaders_own_as_it_was(told: Told) -> None:
-    log = FedState()
-    time = GroupTime(log.state)
-    time.clocks = told
-    assert time.at(NOW_MS) == NOW_MS
-    for level in range(2, LEVEL_OF_CLOCKS + 1):
-        log.add(ops.level(level))
-    told.others = [NOW_MS - DAY_MS] * 2
-    assert time.at(NOW_MS) == NOW_MS - DAY_MS
 
 
 def test_what_was_told_goes_on_for_a_second() -> None:

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from escrowmq.replication.format import ops
-from escrowmq.replication.format.codec import PrepareExtra, encode_row
+from escrowmq.replication.format.codec import encode_row
+from escrowmq.replication.format.ops import PrepareExtra
 from escrowmq.replication.model import ResultCode
 from escrowmq.replication.state.machine import StateMachine
 from escrowmq.replication.state.transactions import APP_AS_IDS
@@ -35,7 +36,6 @@ def small(path: Path) -> Single:
     """A group that remembers only the last three settled transactions."""
     single = Single(path)
     single.topic()
-    single.to_level_2()
     single.submit(ops.settings(SMALL))
     return single
 
@@ -127,18 +127,9 @@ def test_what_is_open_is_no_late_copy(tmp_path: Path) -> None:
     single.close()
 
 
-def test_older_clients_say_nothing_and_are_let_in_as_before(tmp_path: Path) -> None:
-    single = small(tmp_path)
-    forget(single)
-    single.publish("old")
-    assert single.texts()[-1] == "old"
-    single.close()
-
-
 def test_what_was_forgotten_is_remembered_over_a_restart_and_in_a_snapshot(tmp_path: Path) -> None:
     single = Single(tmp_path, segment_bytes=3_000)
     single.topic()
-    single.to_level_2()
     single.submit(ops.settings(SMALL))
     late = settle(single, "x")
     forget(single, 9)

@@ -24,7 +24,7 @@ DUPLICATE, OUT_OF_SEQUENCE = int(ResultCode.DUPLICATE), int(ResultCode.OUT_OF_SE
 STALE, FENCED = int(ResultCode.STALE), int(ResultCode.FENCED)
 
 
-def batch(producer: str, seq: int, heard_ms: int | None, epoch: int = 0) -> bytes:
+def batch(producer: str, seq: int, heard_ms: int, epoch: int = 0) -> bytes:
     row = encode_row(None, f"{producer}-{epoch}-{seq}".encode(), None, None)
     return ops.message("t", 0, producer, epoch, seq, [row], heard_ms)
 
@@ -33,7 +33,6 @@ def small(path: Path) -> Single:
     """A group that remembers only the last three producers."""
     single = Single(path)
     single.topic()
-    single.to_highest_level()
     single.submit(ops.settings({"producers_generation": GENERATION}))
     return single
 
@@ -71,7 +70,7 @@ class Client:
 
     def frame(self) -> tuple[str, bytes]:
         text = f"{self.name}-{self.number}"
-        told = None if self.seq else self.heard_ms
+        told = -1 if self.seq else self.heard_ms
         row = encode_row(None, text.encode(), None, None)
         self.sent.append((text, ops.message("t", 0, self.name, self.epoch, self.seq, [row], told)))
         return self.sent[-1]
@@ -92,8 +91,7 @@ class Client:
 def test_each_batch_is_stored_once_whatever_copies_of_it_arrive(seed: int) -> None:
     """Even if many entries have the same time."""
     rng, log = random.Random(seed), FedState()
-    log.add(ops.level(2))
-    log.add(ops.level(3), ops.settings({"producers_generation": GENERATION}))
+    log.add(ops.settings({"producers_generation": GENERATION}))
     sent: list[tuple[str, bytes]] = []
     clients = [Client(f"p{number}", sent) for number in range(9)]
     stored: list[str] = []
@@ -156,23 +154,9 @@ def test_a_later_batch_of_a_forgotten_producer_begins_anew(tmp_path: Path) -> No
     assert single.submit(batch("p", 0, -1)) == [[FENCED, 1]]
 
 
-def test_batches_of_older_clients_are_let_in_as_before(tmp_path: Path) -> None:
-    single = small(tmp_path)
-    forget(single)
-    assert single.submit(batch("old", 0, None))[0][0] == 0
-
-
-def test_a_group_below_level_3_takes_none_that_tell(tmp_path: Path) -> None:
-    single = Single(tmp_path)
-    single.topic()
-    single.to_level_2()
-    assert single.send(batch("p", 0, -1))[0] == ("unsupported", 3)
-
-
 def test_what_was_forgotten_is_remembered_over_a_restart_and_in_a_snapshot(tmp_path: Path) -> None:
     single = Single(tmp_path, segment_bytes=3_000)
     single.topic()
-    single.to_highest_level()
     single.submit(ops.settings({"producers_generation": GENERATION}))
     late = store(single, "p")
     forget(single, 9)

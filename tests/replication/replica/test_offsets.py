@@ -9,10 +9,10 @@ import pytest
 
 from escrowmq.replication.errors import InvalidMessage
 from escrowmq.replication.format import ops
-from escrowmq.replication.format.codec import PrepareExtra, encode_row
-from escrowmq.replication.format.ops import NONE_YET, pre_offsets
+from escrowmq.replication.format.codec import encode_row
+from escrowmq.replication.format.ops import NONE_YET, PrepareExtra, pre_offsets
 from escrowmq.replication.model import ResultCode as Code
-from escrowmq.replication.replica.validation import level_needed, parse_request
+from escrowmq.replication.replica.validation import parse_request
 from escrowmq.replication.state.due_queue import DueQueue
 from tests.support.single import Single
 
@@ -42,7 +42,6 @@ class Group(Single):
     """One that has a topic ``in`` to read and ``t`` for what is made of it."""
 
     def begin(self) -> Group:
-        self.to_highest_level()
         assert self.submit(ops.create_topic("in", {"partitions": 2}, 0, 0)) == [[0, 1]]
         self.topic(partitions=1)
         return self
@@ -62,15 +61,6 @@ class Group(Single):
             self.now_ms += 250
             self.replica.on_timer(self.now_ms)
             self.send()
-
-
-def test_below_level_9_nothing_of_it_is_admitted(tmp_path: Path) -> None:
-    group = Group(tmp_path)
-    group.topic(partitions=1)
-    unasked = ops.prepare("app", "t", ["x"], None, 0, 0, [1], -1, 0, UNASKED)
-    for request in (transform("x", {0: (NONE_YET, 1)}), unasked):
-        assert group.send(request) == [("unsupported", 9)]
-    group.close()
 
 
 def test_messages_and_places_count_together_whatever_crashes(tmp_path: Path) -> None:
@@ -158,8 +148,8 @@ def test_planted_nobody_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     group.close()
 
 
-def test_what_is_right_needs_level_9() -> None:
-    assert level_needed(parse_request(transform("x", {0: (NONE_YET, 0), 1: (4, 4)}, PrepareExtra()))) == 9
+def test_what_is_right_is_accepted() -> None:
+    assert len(parse_request(transform("x", {0: (NONE_YET, 0), 1: (4, 4)}, PrepareExtra()))) == 3
 
 
 @pytest.mark.parametrize(
@@ -180,10 +170,6 @@ def test_what_is_right_needs_level_9() -> None:
             "follows its home",
         ),
         (pre_offsets(GROUP, "in", {0: (0, 1)}), "without its PREPARE"),
-        (
-            ops.prepare("app", "t", ["x"], None, 0, 0, [1], -1, 1) + pre_offsets(GROUP, "in", {0: (0, 1)}),
-            "of version 2",
-        ),
         (
             ops.prepare("app", "t", ["x"], None, 0, 0, [1], -1, 2, UNASKED)
             + 2 * pre_offsets(GROUP, "in", {0: (0, 1)}),

@@ -8,30 +8,28 @@ import pytest
 
 from escrowmq.actors.client.group_work import GroupWork
 from escrowmq.actors.producer.transactions.offset_blocks import first_block, with_offsets
-from escrowmq.replication.format import ops, timer_ops
+from escrowmq.replication.format import ops
 from escrowmq.replication.format.ops import NONE_YET, ROLLBACK
 from escrowmq.replication.model import ResultCode as Code
 from tests.support.several_groups import FOLLOWS_S, Client, SeveralGroups, nothing_left
 
 NAME, READERS, HOUR_MS = "billing-0", "billing", 3_600_000
-INPUT, TOPIC_ID = "in", 1
+INPUT, TOPIC_ID = "in", 2
 
 
 @pytest.fixture
 def world() -> SeveralGroups:
     made = SeveralGroups()
     for group in made.groups:
-        group.single.to_highest_level()
-        assert group.submit(ops.create_topic(INPUT, {"partitions": 2}, 0, TOPIC_ID if group.gid else 0)) == [
-            [0, 1]
-        ]
+        request = ops.create_topic(INPUT, {"partitions": 2}, 0, TOPIC_ID if group.gid else 0)
+        assert group.submit(request) == [[0, TOPIC_ID]]
     return made
 
 
 def claim(world: SeveralGroups, epoch: int, *gids: int) -> None:
     """In these groups, or in all."""
     for gid in gids or range(len(world.groups)):
-        request = timer_ops.claim(NAME, epoch, f"claimant {epoch}")
+        request = ops.claim(NAME, epoch, f"claimant {epoch}")
         assert world.groups[gid].submit(request) == [[0, [epoch, 0]]]
 
 

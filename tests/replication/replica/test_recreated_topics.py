@@ -91,8 +91,7 @@ def test_a_place_in_the_old_topic_is_not_taken_for_one_in_the_new(
 
 def with_ids(path: Path) -> Single:
     single = Single(path)
-    single.to_highest_level()
-    single.submit(ops.create_topic(TOPIC, topic_settings(1), None, 0))
+    single.submit(CREATE)
     return single
 
 
@@ -100,7 +99,7 @@ def test_a_late_deletion_of_the_old_topic_drops_nothing_that_is_committed_to_the
     """A leader leaves out what would go to a topic that is being deleted: this one is not."""
     single = with_ids(tmp_path)
     single.submit(ops.delete_topic(TOPIC, 1))
-    single.submit(ops.create_topic(TOPIC, topic_settings(1), None, 0))
+    single.submit(CREATE)
     single.submit(prepare(["new"]))
     answers = single.send(ops.delete_topic(TOPIC, 1), ops.commit(APP, ["new"]))
     assert [answer[1][0] for answer in answers] == [[ResultCode.OTHER_TOPIC, 2], [0]]
@@ -197,12 +196,11 @@ def test_nothing_waits_for_a_creation_that_was_lost_with_the_leadership(single: 
     assert single.send(DELETE) == [] and len(single.node.held) == 1
     single.fail_over()
     single.node.held = None  # the next leader has cut it off
-    assert single.submit(DELETE) == [[ResultCode.UNKNOWN_TOPIC]]
+    assert single.submit(DELETE) == [[ResultCode.UNKNOWN_TOPIC, 0]]
 
 
 def test_a_later_topic_that_takes_the_place_of_a_left_over_one_counts_as_its_deletion(tmp_path: Path) -> None:
     single = Single(tmp_path, gid=1, groups=2)
-    single.to_highest_level()
     settings = topic_settings(2)
     single.submit(ops.create_topic(TOPIC, settings, 0, 1))
     single.submit(prepare(["old"], partition=1))

@@ -9,14 +9,15 @@ import pytest
 
 from escrowmq.replication.errors import InvalidMessage
 from escrowmq.replication.format import ops
-from escrowmq.replication.format.codec import OpType, decode_command, encode_row
+from escrowmq.replication.format.codec import decode_command, encode_row
 from escrowmq.replication.format.membership import Members, encode_members
+from escrowmq.replication.format.operation import OpType
 from escrowmq.replication.model import ResultCode
 from escrowmq.replication.replica.admission import Admission, ComposedEntry
 from escrowmq.replication.replica.replica import Limits
 from escrowmq.replication.replica.validation import parse_request
 from tests.support.fed_state import dump
-from tests.support.requests import message, prepare
+from tests.support.requests import UP_TO_DATE, message, prepare
 from tests.support.single import Single
 
 
@@ -32,7 +33,7 @@ def test_one_entry_holds_references_and_the_commit(tmp_path: Path) -> None:
     single.submit(ops.commit("app", ["a", "c"]))
     _, entry = decode_command(single.journal.read(single.journal.last_index))
     assert [op.type for op in entry] == [OpType.REF_MESSAGE, OpType.COMMIT]
-    assert len(entry[0].meta[2]) == 8, "a and c are no neighbours: two references"
+    assert len(entry[0].meta.references) == 8, "a and c are no neighbours: two references"
     assert single.texts() == ["a", "c"]
 
 
@@ -41,7 +42,7 @@ def test_neighbours_share_one_reference(tmp_path: Path) -> None:
     single.submit(prepare([f"x{i}" for i in range(50)]))
     single.submit(ops.commit("app", [f"x{i}" for i in range(50)]))
     _, entry = decode_command(single.journal.read(single.journal.last_index))
-    assert len(entry[0].meta[2]) == 4 and entry[0].meta[2][3] == 50
+    assert len(entry[0].meta.references) == 4 and entry[0].meta.references[3] == 50
 
 
 def test_bodies_from_an_older_segment_are_copied(tmp_path: Path) -> None:
@@ -118,7 +119,6 @@ def test_an_id_whose_decision_had_timed_out_is_decided_by_the_same_leader_when_i
 
         monkeypatch.setattr(Admission, "ended", holds)
     single = start(tmp_path)
-    single.to_highest_level()
     single.submit(ops.settings({"settled_generation": 1}))
     single.submit(prepare(["a"]))
     single.node.held = []
@@ -129,7 +129,7 @@ def test_an_id_whose_decision_had_timed_out_is_decided_by_the_same_leader_when_i
     single.node.release()
     single.publish("b")
     single.publish("c")  # by now the first one is forgotten
-    single.submit(prepare(["a"]))
+    assert single.submit(prepare(["a"], extra=UP_TO_DATE)) == [[0]]
     if lets_go:
         assert single.submit(ops.commit("app", ["a"])) == [[0]]
     else:  # nor decided by an operator
@@ -182,7 +182,7 @@ def test_a_full_queue_refuses_with_overloaded_and_nothing_is_lost(tmp_path: Path
     single.node.release()
     single.now_ms += 1
     single.replica.pump(single.now_ms)
-    assert taken == [("ok", [[0]])]
+    assert [answer[:2] for answer in taken] == [("ok", [[0]])]
     assert sum(a[0] == "ok" for a in answers) + len(refused) == 20
 
 

@@ -43,7 +43,6 @@ class World:
     def __init__(self, seed: int) -> None:
         self.drawn, self.disk = random.Random(seed), SimDisk(random.Random(seed))
         self.single = Single(self.disk, segment_bytes=SEGMENT)
-        self.single.to_highest_level()
         self.single.topic(partitions=1)
         for name in (RETRY, DEAD):
             self.single.submit(ops.create_topic(name, {"partitions": 1}, 0, 0))

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
-from escrowmq.replication.calling.answers import LevelReport
 from escrowmq.replication.errors import InvalidMessage
 from escrowmq.replication.format import ops, share_ops, timer_ops
 from escrowmq.replication.format.codec import decode_ops, encode_row
-from escrowmq.replication.format.internal_topics import DELAYS_MAX
-from escrowmq.replication.format.share_ops import LEVEL_OF_SHARES
-from escrowmq.replication.replica.validation import NACKED_MAX, brings_new_work, level_needed, parse_request
-from tests.support.single import Single
+from escrowmq.replication.format.settings import DELAYS_MAX
+from escrowmq.replication.limits import NACKED_MAX
+from escrowmq.replication.replica.validation import brings_new_work, parse_request
 
 ROW = encode_row(None, b"done", None, None)
 MEMBER = "ab" * 16
@@ -58,20 +55,8 @@ GOOD = [
 
 
 @pytest.mark.parametrize("request_", GOOD)
-def test_below_its_level_a_group_takes_none_of_it(tmp_path: Path, request_: bytes) -> None:
-    single = Single(tmp_path, groups=2)
-    for level in range(1, LEVEL_OF_SHARES):
-        assert single.send(request_) == [("unsupported", LEVEL_OF_SHARES)]
-        if level + 1 < LEVEL_OF_SHARES:
-            single.replica.raise_level([LevelReport(level + 1, level)])
-            single.send()
-            assert single.state.level == level + 1
-    single.close()
-
-
-def test_the_highest_level_of_a_request_counts() -> None:
-    cancel = timer_ops.cancel("t", 0, [(5, 1, 0)], 0)
-    assert level_needed(decode_ops(cancel + ops.delete_group("g", 1) + ack(0, 0))) == LEVEL_OF_SHARES
+def test_what_is_right_is_accepted(request_: bytes) -> None:
+    assert parse_request(request_, place=(0, 2)) == decode_ops(request_)
 
 
 @pytest.mark.parametrize(
@@ -140,7 +125,7 @@ def test_what_cannot_be_carried_out_is_refused(request_: bytes, problem: str) ->
 
 
 def test_other_topics_may_begin_like_an_internal_one() -> None:
-    """They may have been created by earlier versions."""
+    """Only the names of internal topics are reserved."""
     parse_request(ops.message("__mine", 0, "p", 0, -1, [ROW]), place=(0, 2))
     parse_request(ops.create_topic("__mine", {"partitions": 1}), place=(0, 2))
 

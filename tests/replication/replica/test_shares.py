@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from escrowmq.replication.format import ops, share_ops
-from escrowmq.replication.format.codec import OpType, decode_command, decode_rows, encode_row
+from escrowmq.replication.format.codec import decode_command, decode_rows, encode_row
 from escrowmq.replication.format.forwarded import REPLY_TO, history
+from escrowmq.replication.format.operation import OpType
 from escrowmq.replication.format.share_ops import REJECT
 from escrowmq.replication.model import ResultCode
 from escrowmq.replication.replica import entry_writing, share_admission

@@ -34,13 +34,6 @@ from tests.support.several_groups import (
 SEEDS = range(60)
 
 
-def world_of(groups: int) -> SeveralGroups:
-    world = SeveralGroups(groups)
-    for group in world.groups:
-        group.single.to_highest_level()
-    return world
-
-
 def asked(world: SeveralGroups, gid: int, topics: tuple[str, ...] = (TOPIC,), hold_ms: int = 0) -> GroupCut:
     ((code, found),) = world.groups[gid].submit(cut(topics, hold_ms))
     assert code == ResultCode.OK
@@ -52,7 +45,7 @@ class Traffic:
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
-        self.world = world_of(self.rng.choice((2, 3)))
+        self.world = SeveralGroups(self.rng.choice((2, 3)))
         self.ids: list[str] = []
 
     def goes_on(self) -> None:
@@ -140,7 +133,7 @@ def test_each_guard_is_needed(guard: str, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_decision_behind_the_question_in_its_own_entry_makes_a_cut_unstable() -> None:
     """A leader writes requests that wait together into one entry."""
-    world = world_of(2)
+    world = SeveralGroups(2)
     _, plan = prepared(world)
     waiting, answers = [cut((), 0), ops.commit(APP, [plan.tx_id])], list[Any]()  # type: ignore[attr-defined]
     group = world.groups[0]
@@ -156,7 +149,7 @@ def test_a_decision_behind_the_question_in_its_own_entry_makes_a_cut_unstable() 
 
 
 def test_a_decision_that_a_branch_has_not_carried_out_is_waited_for() -> None:
-    world = world_of(2)
+    world = SeveralGroups(2)
     committed_at_home(world)
     assert asked(world, 0).undone == 1
     world.pass_time(0.06)  # less than the leader otherwise waits before it tells the branch
@@ -166,7 +159,7 @@ def test_a_decision_that_a_branch_has_not_carried_out_is_waited_for() -> None:
 def test_a_branch_group_without_a_leader_makes_a_cut_unavailable() -> None:
     traffic = Traffic(0)
     traffic.goes_on = lambda: None  # type: ignore[method-assign]
-    traffic.world = world_of(2)
+    traffic.world = SeveralGroups(2)
     committed_at_home(traffic.world)
     traffic.world.down = {1}
     with pytest.raises(Unavailable, match="group 0 has decided are not carried out"):
@@ -174,7 +167,7 @@ def test_a_branch_group_without_a_leader_makes_a_cut_unavailable() -> None:
 
 
 def test_after_a_start_from_a_snapshot_a_decision_may_have_been_anywhere_before_it() -> None:
-    world = world_of(2)
+    world = SeveralGroups(2)
     first = asked(world, 0)
     client, plan = prepared(world)
     assert client.settle(plan) == {}  # type: ignore[arg-type]
@@ -186,7 +179,7 @@ def test_after_a_start_from_a_snapshot_a_decision_may_have_been_anywhere_before_
 
 
 def test_a_replica_that_began_with_a_snapshot_notes_what_it_decides() -> None:
-    world = world_of(2)
+    world = SeveralGroups(2)
     client, plan = prepared(world)
     state = world.groups[0].state
     again = StateMachine(0, 2)
@@ -206,7 +199,7 @@ def test_more_than_a_cut_may_ask_for_is_refused(topics: tuple[str, ...], hold_ms
 
 
 def test_an_unknown_topic_is_named() -> None:
-    (result,) = world_of(2).groups[1].submit(cut((TOPIC, "nothing"), 0))
+    (result,) = SeveralGroups(2).groups[1].submit(cut((TOPIC, "nothing"), 0))
     assert result == [ResultCode.UNKNOWN_TOPIC, ["nothing"]]
 
 
@@ -226,7 +219,7 @@ class Waiting:
     """A home group with a transaction over two groups that is to be committed."""
 
     def __init__(self) -> None:
-        self.world = world_of(2)
+        self.world = SeveralGroups(2)
         self.single = self.world.groups[0].single
         self.answers: list[tuple[object, ...]] = []
         self.wait_index = self._prepare("x")
@@ -243,7 +236,7 @@ class Waiting:
         self.single.replica.pump(self.single.now_ms)
 
     def commit(self, tx_id: str = "x", index: int | None = None) -> None:
-        self.send(ops.commit_branches("shop", [tx_id], "producer", [index or self.wait_index]))
+        self.send(ops.commit("shop", [tx_id], "producer", [index or self.wait_index]))
 
     def cut(self, hold_ms: int) -> None:
         self.send(cut((), hold_ms))

@@ -17,7 +17,7 @@ from escrowmq.replication.replica.checkpoints import (
 )
 from escrowmq.replication.state.machine import StateMachine
 from escrowmq.replication.timers import sealed_file, store
-from escrowmq.replication.timers.record import KEY_BYTES, RECORD, deliver_ms_of, last_key
+from escrowmq.replication.timers.record import KEY_BYTES, RECORD, deliver_ms_of, last_key, log_index_of
 from escrowmq.replication.timers.sealed_file import FAN_IN, SealedFile
 from tests.sim.disk import PowerCut, SimDisk
 from tests.support.fed_state import dump, waiting
@@ -32,13 +32,12 @@ def empty() -> StateMachine:
 
 
 class Kept:
-    """A state of level 8 with one partition, on a disk, and what should wait in it."""
+    """A state with one partition, on a disk, and what should wait in it."""
 
     def __init__(self) -> None:
         self.state, self.disk = empty(), sim_disk()
         self.state.topics.create("t", {"partitions": 1})
-        self.state.level, self.state.applied_index = 8, 1
-        self.state.now_ms = NOW_MS
+        self.state.applied_index, self.state.now_ms = 1, NOW_MS
         self.checkpoints = Checkpoints(self.disk)
         self.expected: list[bytes] = []
 
@@ -53,10 +52,8 @@ class Kept:
 
     def cancel(self, record: bytes) -> None:
         self.state.applied_index += 1
-        index = self.state.applied_index
-        self.state.timers.cancel(
-            index, NOW_MS, record[:KEY_BYTES], [1], self.state.timers.counts.of([record])
-        )
+        counts, newest = self.state.timers.counts.of([record]), [log_index_of(record)]
+        self.state.timers.cancel(NOW_MS, record[:KEY_BYTES], [1], counts, newest)
         self.expected.remove(record)
 
     def release(self, until_ms: int) -> None:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from escrowmq.replication.calling.answers import LevelReport
 from escrowmq.replication.errors import InvalidMessage
 from escrowmq.replication.format import ops, timer_ops
 from escrowmq.replication.format.codec import decode_ops, encode_row
-from escrowmq.replication.format.timer_ops import LEVEL_OF_TIMERS, ORDINALS, owner_of
-from escrowmq.replication.replica.validation import TIMEOUT_MS_MAX, level_needed, parse_request
-from tests.support.single import Single
+from escrowmq.replication.format.timer_ops import ORDINALS, owner_of
+from escrowmq.replication.limits import TIMEOUT_MS_MAX
+from escrowmq.replication.replica.validation import parse_request
 
 ROW = encode_row(None, b"later", None, None)
 
@@ -35,20 +32,8 @@ GOOD = [scheduled([5, -1, 0]), prepared(pre_scheduled([-7], [3])), CANCEL]
 
 
 @pytest.mark.parametrize("request_", GOOD, ids=("plain", "in a transaction", "cancel"))
-def test_below_its_level_a_group_takes_none_of_it(tmp_path: Path, request_: bytes) -> None:
-    single = Single(tmp_path)
-    for level in range(1, LEVEL_OF_TIMERS):
-        assert single.state.level == level
-        assert single.send(request_) == [("unsupported", LEVEL_OF_TIMERS)]
-        if level + 1 < LEVEL_OF_TIMERS:
-            single.replica.raise_level([LevelReport(level + 1, level)])
-            single.send()
-    single.close()
-
-
-def test_the_highest_level_of_a_request_counts() -> None:
-    mixed = ops.delete_group("g", 1) + CANCEL + ops.message("t", 0, "p", 0, -1, [ROW])
-    assert level_needed(decode_ops(mixed)) == LEVEL_OF_TIMERS
+def test_what_is_right_is_accepted(request_: bytes) -> None:
+    assert parse_request(request_) == decode_ops(request_)
 
 
 @pytest.mark.parametrize(
@@ -74,8 +59,7 @@ def test_the_highest_level_of_a_request_counts() -> None:
         (timer_ops.cancel("t", 0, [(5, -1, 0)], 0), "64 bits"),
         (timer_ops.timer(b""), "leaders only"),
         (timer_ops.release(bytes(24), 0, []), "leaders only"),
-        (timer_ops.decided_cancel(bytes(24), [1], []), "leaders only"),
-        (timer_ops.named_cancel(bytes(24), [1], [], [7]), "leaders only"),
+        (timer_ops.cancelled(bytes(24), [1], [], [7]), "leaders only"),
     ],
 )
 def test_what_cannot_be_carried_out_is_refused(request_: bytes, problem: str) -> None:

@@ -61,7 +61,6 @@ def single(tmp_path: Path) -> Iterator[Single]:
 def opened(path: Path, limits: Limits | None = None) -> Single:
     running = Single(path, limits=limits)
     running.topic(partitions=2)
-    running.to_highest_level()
     running.now_ms = max(running.now_ms, START_MS)
     return running
 
@@ -182,7 +181,6 @@ def test_a_tombstone_may_be_forgotten_before_the_record_that_it_kills(tmp_path: 
     """Found by simulation: the record is in a file, the tombstone was in memory."""
     single = Single(tmp_path, segment_bytes=2_000)
     single.topic(partitions=2)
-    single.to_highest_level()
     at = single.now_ms + 2_000
     single.submit(scheduled([at, at + 1_000_000], ["cancelled", "much later"]))
     for _ in range(4):
@@ -255,7 +253,6 @@ def test_a_restart_finds_what_waits(tmp_path: Path) -> None:
 def test_a_snapshot_holds_what_waits(tmp_path: Path) -> None:
     single = Single(tmp_path, segment_bytes=2_000)
     single.topic(partitions=2)
-    single.to_highest_level()
     at = single.now_ms + 200
     single.submit(scheduled([at - 195, at, at, at + 400_000], ["gone", "kept", "cancelled", "much later"]))
     single.submit(cancel((at, OWNER, 2)))
@@ -345,7 +342,6 @@ def test_bodies_of_other_segments_are_copied_and_retention_keeps_what_waits(
         monkeypatch.setattr(TimerCounts, "oldest_index", lambda self: None)
     single = Single(tmp_path, segment_bytes=4_000)
     single.topic(retention_ms=1)
-    single.to_highest_level()
     at = single.now_ms + 100
     single.submit(scheduled([at, at], ["one", "two"]))
     index = single.journal.last_index
@@ -375,7 +371,6 @@ def test_copies_of_one_key_are_released_together(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(admission, "COPY_BYTES_MAX", 1_000)
     single = Single(tmp_path, segment_bytes=4_000)
     single.topic()
-    single.to_highest_level()
     at = single.now_ms + 100
     for value in ("a" * 900, "b" * 900):
         single.submit(scheduled([at], [value]))
@@ -390,7 +385,6 @@ def test_retention_when_the_oldest_block_begins_before_the_log(tmp_path: Path) -
     """Found by simulation: the segment of an entry was looked up that is not there any more."""
     single = Single(tmp_path, segment_bytes=4_000)
     single.topic(retention_ms=1)
-    single.to_highest_level()
     for _ in range(2):
         for _ in range(20):
             single.submit(message("t", 0, [b"x" * 900]))

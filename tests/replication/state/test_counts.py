@@ -7,6 +7,7 @@ import random
 import pytest
 
 from escrowmq.replication.format import ops
+from escrowmq.replication.format.ops import PrepareExtra
 from escrowmq.replication.metrics import LATENCY_S, Counts, Histogram
 from escrowmq.replication.state.machine import StateMachine
 from escrowmq.replication.state.snapshot import capture, encode, restore
@@ -33,7 +34,7 @@ def counted(state: StateMachine) -> tuple[int, dict[str, set[str]]]:
 def test_open_and_parked_ones_are_counted_as_they_come_and_go(seed: int) -> None:
     rng, log = random.Random(seed), FedState()
     log.add(ops.settings({"settled_generation": 100}))
-    log.add(ops.alter_topic("t", {"check_max": 2}))
+    alter(log, 2)
     now: list[tuple[str, str]] = []
     met = 0
     for step in range(500):
@@ -43,9 +44,10 @@ def test_open_and_parked_ones_are_counted_as_they_come_and_go(seed: int) -> None
         )
         if action == "open":
             now.append((app, f"x{step}"))
-            log.add(ops.prepare(app, "t", [f"x{step}"], None, 0, 0, [1], -1, 0))
+            extra = PrepareExtra(heard_ms=log.now_ms)
+            log.add(ops.prepare(app, "t", [f"x{step}"], None, 0, 0, [1], -1, 0, extra))
         elif action == "more":  # parked by its second check, no longer parked once a third is allowed
-            log.add(ops.alter_topic("t", {"check_max": rng.choice((2, 3))}))
+            alter(log, rng.choice((2, 3)))
         elif now and action == "check":
             log.add(ops.checked(*_one(rng.choice(now))))
         elif now:
@@ -58,6 +60,11 @@ def test_open_and_parked_ones_are_counted_as_they_come_and_go(seed: int) -> None
     again = StateMachine(0, 1)
     restore(again, "x.snap", b"".join(encode(capture(log.state, 1, []))))
     assert counted(again) == looked_up(again) == looked_up(log.state)
+
+
+def alter(log: FedState, check_max: int) -> None:
+    newest = log.state.topics.topics["t"].altered
+    assert log.add(ops.alter_topic("t", {"check_max": check_max}, newest))[0][0] == 0
 
 
 def _one(key: tuple[str, str]) -> tuple[str, list[str]]:

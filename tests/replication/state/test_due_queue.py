@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-
 from escrowmq.replication.format import ops
-from escrowmq.replication.format.codec import PrepareExtra
 from escrowmq.replication.state import due_queue as checks
 from escrowmq.replication.state.due_queue import DueQueue
 from tests.support.fed_state import FedState
@@ -148,41 +145,6 @@ def test_a_follower_keeps_no_trace_of_times_that_have_passed() -> None:
     later = log.now_ms + 10_000
     due.advance(later)
     assert [tx for tx, _ in due.lock("app", "t", 10, "me", 5_000, later)] == ["last"]
-
-
-def test_owned_transactions_stay_due_while_a_feedback_actor_of_an_earlier_version_asks_too() -> None:
-    """An actor of the earlier version has a call parked, which is served in the very step in which something
-    comes due; an actor that knows owners hears of that step, and asks a round trip later."""
-    log = FedState()
-    log.add(ops.level(2))
-    for tx_id, instance in (("a", "owner"), ("b", ""), ("c", "owner")):
-        extra = PrepareExtra(instance=instance, heard_ms=log.now_ms)
-        assert log.add(ops.prepare("app", "t", [tx_id], None, 6_000, 0, [1], -1, 0, extra)) == [[0]]
-    due, later = log.state.due, log.now_ms + 7_000
-    assert due.advance(later)
-    assert [tx for tx, _ in due.lock("app", "t", 10, "earlier", 4_000, later, owned=False)] == ["b"]
-    assert due.lock("app", "t", 10, "earlier", 4_000, later, owned=False) == []
-    assert due.news.after(0, lambda pair: True)[1] == [("app", "t")], "they are still news"
-    assert [tx for tx, _ in due.lock("app", "t", 10, "me", 4_000, later + 2)] == ["a", "c"], "and in order"
-    assert due.lock("app", "t", 10, "me", 4_000, later + 2) == []
-
-
-def test_owned_transactions_do_not_keep_an_earlier_version_from_the_others(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(checks, "OWNED_PASSED", 5)
-    log = FedState()
-    log.add(ops.level(2))
-    extra = PrepareExtra(instance="owner", heard_ms=log.now_ms)
-    owned = [f"owned-{n}" for n in range(12)]
-    assert log.add(ops.prepare("app", "t", owned, None, 6_000, 0, [1] * 12, -1, 0, extra)) == [[0]]
-    log.prepare(["free"], timeout_ms=6_000)
-    due, later = log.state.due, log.now_ms + 7_000
-    due.advance(later)
-    found = [tx for _ in range(4) for tx, _ in due.lock("app", "t", 10, "e", 4_000, later, owned=False)]
-    assert found == ["free"]
-    assert queued_checks(due) >= 12
-    assert {tx for tx, _ in due.lock("app", "t", 100, "me", 4_000, later)} == set(owned)
 
 
 def parked() -> tuple[FedState, DueQueue]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from escrowmq.replication.format import ops
-from escrowmq.replication.format.codec import PrepareExtra
+from escrowmq.replication.format.ops import PrepareExtra
 from escrowmq.replication.model import ResultCode
 from escrowmq.replication.state import transactions
 from escrowmq.replication.state.machine import StateMachine
@@ -19,13 +19,13 @@ HOUR_MS = 3_600_000
 
 
 class Log(FedState):
-    """A log of level 2, with these replicated settings; entries are a second apart."""
+    """A log with these replicated settings; entries are a second apart."""
 
     def __init__(self, **values: int) -> None:
         super().__init__()
         #: What the last PREPARE's answer says about where its transactions were opened.
         self.opened_at: object = None
-        self.add(ops.level(2), ops.settings({"settled_generation": APP_AS_IDS + 5, **values}))
+        self.add(ops.settings({"settled_generation": APP_AS_IDS + 5, **values}))
 
     def open(
         self, *tx_ids: str, given: bool = True, app: str = "app", heard_ms: int | None = None
@@ -206,7 +206,7 @@ def test_a_replica_that_writes_a_snapshot_meanwhile_opens_and_decides_the_same()
     results = []
     for log in logs:
         assert log.open("9", app="a") == [0]
-        results.append(log.add(ops.decided_commit("a", ["9"], "producer", 0)))
+        results.append(log.add(ops.Commit("a", ["9"], "producer", 0, [], -1).frame()))
     release(logs[1].state, snapshot)
     assert results == [[[0]], [[0]]]
 

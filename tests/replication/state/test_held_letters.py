@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from escrowmq.replication.format import ops, share_ops
-from escrowmq.replication.format.codec import PrepareExtra, encode_row
-from escrowmq.replication.format.ops import ROLLBACK
+from escrowmq.replication.format.codec import encode_row
+from escrowmq.replication.format.ops import ROLLBACK, PrepareExtra
 from escrowmq.replication.model import ResultCode as Code
 from escrowmq.replication.state.machine import StateMachine
 from escrowmq.replication.state.snapshot import capture, encode, restore
@@ -23,7 +23,6 @@ ROW = encode_row(None, b"v", None, None)
 def log() -> FedState:
     """Ten dead letters."""
     made = FedState()
-    made.add(ops.level(10))
     made.add(ops.create_topic(DEAD, {"partitions": 1}, 0, 0))
     made.add(share_ops.forward(DEAD, 0, [0] * 10, [ROW] * 10))
     return made
@@ -41,7 +40,7 @@ def prepare(log: FedState, tx_id: str, *ranges: int, id: int | None = None) -> A
 
 
 def commit(log: FedState, tx_id: str) -> Any:
-    return log.add(ops.decided_commit("app", [tx_id], "producer", 0))
+    return log.add(ops.Commit("app", [tx_id], "producer", 0, [], -1).frame())
 
 
 def ack(log: FedState, *ranges: int) -> Any:

@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from escrowmq.replication.format import ops, share_ops
-from escrowmq.replication.format.codec import PrepareExtra
-from escrowmq.replication.format.internal_topics import SHARE
-from escrowmq.replication.format.ops import NONE_YET, pre_offsets
+from escrowmq.replication.format.ops import NONE_YET, PrepareExtra, pre_offsets
+from escrowmq.replication.format.settings import SHARE
 from escrowmq.replication.model import ResultCode as Code
 from escrowmq.replication.state.held_offsets import HeldOffsets
 from escrowmq.replication.state.machine import StateMachine
@@ -20,12 +19,6 @@ from tests.support.fed_state import FedState, dump
 
 GROUP, TOPIC = "billing", "t"
 OPENED = [[0]]
-
-
-def log_of_level_9() -> FedState:
-    log = FedState()
-    log.add(ops.level(9))
-    return log
 
 
 def prepare(
@@ -44,7 +37,7 @@ def prepare(
 
 
 def commit(log: FedState, tx_id: str) -> Any:
-    return log.add(ops.decided_commit("app", [tx_id], "producer", 0))
+    return log.add(ops.Commit("app", [tx_id], "producer", 0, [], -1).frame())
 
 
 def rollback(log: FedState, tx_id: str) -> Any:
@@ -70,7 +63,7 @@ def restarted(log: FedState) -> FedState:
 
 
 def test_a_commit_moves_the_places_and_a_rollback_leaves_them() -> None:
-    log = log_of_level_9()
+    log = FedState()
     assert prepare(log, "first", {0: (NONE_YET, 5), 1: (NONE_YET, 2)}) == OPENED
     assert place(log) == NONE_YET, "not before the commit"
     assert commit(log, "first") == OPENED
@@ -83,7 +76,7 @@ def test_a_commit_moves_the_places_and_a_rollback_leaves_them() -> None:
 
 
 def test_of_two_that_have_read_the_same_one_prepares() -> None:
-    log = log_of_level_9()
+    log = FedState()
     assert prepare(log, "one", {0: (NONE_YET, 5)}) == OPENED
     pending = refused(Code.OFFSETS_PENDING, GROUP, TOPIC, 0)
     assert prepare(log, "two", {0: (NONE_YET, 5)}) == pending
@@ -95,14 +88,14 @@ def test_of_two_that_have_read_the_same_one_prepares() -> None:
 
 
 def test_one_place_that_is_elsewhere_refuses_all() -> None:
-    log = log_of_level_9()
+    log = FedState()
     log.add(ops.group_offsets(GROUP, TOPIC, {0: 4}))
     assert prepare(log, "x", {1: (NONE_YET, 3), 0: (3, 5)}) == refused(Code.OFFSETS_MOVED, GROUP, TOPIC, 0, 4)
     assert not log.state.held.by_tx and not log.state.transactions.open_count()
 
 
 def test_sent_again_it_is_one_transaction() -> None:
-    log = log_of_level_9()
+    log = FedState()
     for _ in range(2):
         assert prepare(log, "x", {0: (NONE_YET, 5)}) == OPENED
     assert prepare(log, "x", {0: (NONE_YET, 6)}, digest=2)[0][0] == Code.PARTIAL, "other content"
@@ -113,7 +106,7 @@ def test_sent_again_it_is_one_transaction() -> None:
 
 
 def test_nothing_else_moves_a_held_place() -> None:
-    log = log_of_level_9()
+    log = FedState()
     log.add(ops.group_offsets(GROUP, TOPIC, {0: 1, 1: 1}))
     prepare(log, "x", {0: (1, 5)})
     pending = [[int(Code.OFFSETS_PENDING), [GROUP, TOPIC, 0]]]
@@ -128,7 +121,7 @@ def test_nothing_else_moves_a_held_place() -> None:
 
 
 def test_a_held_group_is_not_forgotten_for_another() -> None:
-    log = log_of_level_9()
+    log = FedState()
     log.add(ops.settings({"groups_kept": 2}))
     log.add(ops.group_offsets(GROUP, TOPIC, {0: 1}))
     prepare(log, "x", {0: (1, 5)})
@@ -142,7 +135,7 @@ def test_a_held_group_is_not_forgotten_for_another() -> None:
 
 
 def test_a_later_topic_of_the_name_gets_no_old_place() -> None:
-    log = log_of_level_9()
+    log = FedState()
     log.add(ops.create_topic("new", {"partitions": 2}, 0, 0))
     created = log.state.topics.topics["new"].info.topic_id
     assert prepare(log, "x", {0: (NONE_YET, 5)}, topic="new", topic_id=created) == OPENED
@@ -158,7 +151,7 @@ def test_a_later_topic_of_the_name_gets_no_old_place() -> None:
 
 
 def test_what_does_not_exist_is_refused() -> None:
-    log = log_of_level_9()
+    log = FedState()
     assert prepare(log, "x", {2: (NONE_YET, 5)}) == refused(Code.BAD_PARTITION, TOPIC, 2)
     log.add(share_ops.group_settings("shared", {"kind": SHARE}))
     assert prepare(log, "y", {0: (NONE_YET, 5)}, group="shared") == refused(Code.GROUP_KIND, "shared", SHARE)
@@ -168,7 +161,7 @@ def test_what_does_not_exist_is_refused() -> None:
 
 
 def test_a_restart_keeps_what_is_held_and_who_is_not_asked() -> None:
-    log = log_of_level_9()
+    log = FedState()
     extra = PrepareExtra("p", heard_ms=log.now_ms + 1, on_timeout="rollback")
     log.add(ops.prepare("app", "t", ["alone"], None, 0, 0, [1], -1, 0, extra))
     prepare(log, "x", {0: (NONE_YET, 5)})
@@ -216,7 +209,7 @@ _STEPS = st.lists(
 
 def play(steps: list[tuple[Any, ...]]) -> None:
     """Three members of a group that all believe that they own the partition: each offset counts once."""
-    log = log_of_level_9()
+    log = FedState()
     work: dict[int, tuple[str, int, int]] = {}
     counted: list[int] = []
     for number, (kind, *given_) in enumerate(steps):

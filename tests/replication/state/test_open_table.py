@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from escrowmq.replication.format.codec import PrepareExtra
+from escrowmq.replication.format.ops import PrepareExtra
 from escrowmq.replication.state import open_tx
 from escrowmq.replication.state.open_tx import STEP, Block, OpenTable, OpenTx, View
 

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from escrowmq.replication.format import ops, timer_ops
-from escrowmq.replication.format.codec import PrepareExtra
-from escrowmq.replication.format.ops import ROLLBACK
+from escrowmq.replication.format import ops
+from escrowmq.replication.format.ops import ROLLBACK, PrepareExtra
 from escrowmq.replication.model import ResultCode as Code
 from escrowmq.replication.state import claims
 from escrowmq.replication.state.machine import StateMachine
@@ -22,14 +21,8 @@ NAME, OTHER = "shard-7", "shard-8"
 AGAIN_MS = 2_000
 
 
-def log_of_level_9() -> FedState:
-    log = FedState()
-    log.add(ops.level(9))
-    return log
-
-
 def claim(log: FedState, epoch: int, name: str = NAME) -> None:
-    assert log.add(timer_ops.claim(name, epoch, f"claimant {epoch}")) == [[0, [epoch, 0]]]
+    assert log.add(ops.claim(name, epoch, f"claimant {epoch}")) == [[0, [epoch, 0]]]
 
 
 def prepare(
@@ -66,7 +59,7 @@ def restarted(log: FedState) -> StateMachine:
 
 
 def test_a_claim_overtakes_what_nobody_is_asked_about_and_nothing_else() -> None:
-    log = log_of_level_9()
+    log = FedState()
     claim(log, 1), claim(log, 1, OTHER)
     assert prepare(log, "alone", "with it") == [[0]]
     index = log.index
@@ -87,7 +80,7 @@ def test_a_claim_overtakes_what_nobody_is_asked_about_and_nothing_else() -> None
 
 
 def test_they_are_taken_in_portions_and_again_if_they_stay_open() -> None:
-    log = log_of_level_9()
+    log = FedState()
     claim(log, 1), claim(log, 1, OTHER)
     ids = [f"x{n}" for n in range(5)]
     prepare(log, *ids)
@@ -109,7 +102,7 @@ def test_they_are_taken_in_portions_and_again_if_they_stay_open() -> None:
 
 
 def test_one_that_is_prepared_again_belongs_to_whoever_did_it() -> None:
-    log = log_of_level_9()
+    log = FedState()
     claim(log, 1)
     prepare(log, "x", "y", "z", "w")
     claim(log, 2)
@@ -124,7 +117,7 @@ def test_one_that_is_prepared_again_belongs_to_whoever_did_it() -> None:
 
 
 def test_a_local_transaction_that_somebody_has_begun_is_never_forgotten() -> None:
-    log = log_of_level_9()
+    log = FedState()
     claim(log, 1)
     prepare(log, "x", on_timeout="")
     prepare(log, "x")
@@ -133,7 +126,7 @@ def test_a_local_transaction_that_somebody_has_begun_is_never_forgotten() -> Non
 
 
 def test_a_further_part_does_not_say_that_there_is_a_local_transaction() -> None:
-    log = log_of_level_9()
+    log = FedState()
     claim(log, 1)
     prepare(log, "x")
     assert prepare(log, "x", on_timeout="", part=1) == [[0]] == prepare(log, "x", on_timeout="", part=1)
@@ -142,17 +135,17 @@ def test_a_further_part_does_not_say_that_there_is_a_local_transaction() -> None
 
 
 def test_what_is_settled_in_time_is_not_rolled_back() -> None:
-    log = log_of_level_9()
+    log = FedState()
     claim(log, 1)
     prepare(log, "x", "y", "z")
-    log.add(ops.decided_commit("app", ["x"], "producer", 0))
+    log.add(ops.Commit("app", ["x"], "producer", 0, [], -1).frame())
     claim(log, 2)
-    log.add(ops.decided_commit("app", ["y"], "producer", 0))
+    log.add(ops.Commit("app", ["y"], "producer", 0, [], -1).frame())
     assert list(taken(log)) == ["z"]
 
 
 def test_a_restart_knows_which_are_overtaken() -> None:
-    log = log_of_level_9()
+    log = FedState()
     claim(log, 1), claim(log, 1, OTHER)
     prepare(log, "x")
     prepare(log, "y", name=OTHER)
@@ -167,7 +160,7 @@ def test_a_restart_knows_which_are_overtaken() -> None:
 
 def test_what_is_open_under_a_forgotten_name_is_left_to_its_time_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(claims, "CLAIMS_KEPT", 1)
-    log = log_of_level_9()
+    log = FedState()
     claim(log, 1)
     prepare(log, "x", "y")
     claim(log, 2)
@@ -201,7 +194,7 @@ _STEPS = st.lists(
 @given(_STEPS)
 def test_exactly_what_is_overtaken_is_rolled_back(steps: list[tuple[Any, ...]]) -> None:
     """Against a model: id -> name and epoch of its last PREPARE, or None if somebody is asked."""
-    log, epochs = log_of_level_9(), {NAME: 1, OTHER: 1}
+    log, epochs = FedState(), {NAME: 1, OTHER: 1}
     claim(log, 1), claim(log, 1, OTHER)
     opened: dict[str, tuple[str, int] | None] = {}
     asked: set[str] = set()

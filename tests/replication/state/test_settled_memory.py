@@ -8,6 +8,7 @@ import pytest
 
 from escrowmq.replication.format import ops
 from escrowmq.replication.format.codec import encode_row
+from escrowmq.replication.format.ops import PrepareExtra
 from escrowmq.replication.model import ResultCode
 from escrowmq.replication.state import transactions
 from escrowmq.replication.state.machine import StateMachine
@@ -16,16 +17,17 @@ from tests.support.fed_state import FedState
 
 
 def fed_with(**values: int) -> FedState:
-    """A state of level 2, with these replicated settings."""
+    """A state with these replicated settings."""
     log = FedState()
-    log.add(ops.level(2), ops.settings(values))
+    log.add(ops.settings(values))
     return log
 
 
 def settle(log: FedState, app: str, tx_ids: list[str]) -> None:
     rows = [encode_row(None, b"v", None, tx) for tx in tx_ids]
+    extra = PrepareExtra(heard_ms=log.now_ms)
     log.add(
-        ops.prepare(app, "t", tx_ids, None, 0, 0, [1] * len(tx_ids), -1, 1),
+        ops.prepare(app, "t", tx_ids, None, 0, 0, [1] * len(tx_ids), -1, 1, extra),
         ops.pre_message("t", 0, list(range(len(tx_ids))), [len(r) for r in rows], rows),
     )
     assert log.add(ops.rollback(app, tx_ids)) == [[0]]

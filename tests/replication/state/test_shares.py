@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from escrowmq.replication.errors import CorruptLog
 from escrowmq.replication.format import ops, share_ops
 from escrowmq.replication.format.codec import encode_row
-from escrowmq.replication.format.internal_topics import DEFAULTS
+from escrowmq.replication.format.settings import DEFAULTS
 from escrowmq.replication.model import ResultCode
 from escrowmq.replication.state import group_offsets, snapshot
 from escrowmq.replication.state.index import PartitionIndex
@@ -36,12 +36,6 @@ def begin(where: str = share_ops.EARLIEST, group: str = "mail", partition: int =
 
 def sent(count: int, partition: int = 0) -> bytes:
     return ops.message("t", partition, "p", 0, -1, [ROW] * count)
-
-
-def fed() -> FedState:
-    log = FedState()
-    log.add(*(ops.level(level) for level in range(2, 10)))
-    return log
 
 
 def reread(state: StateMachine, data: bytes | None = None) -> StateMachine:
@@ -76,7 +70,7 @@ class Against(RuleBasedStateMachine):
 
     @initialize()
     def start(self) -> None:
-        self.log = fed()
+        self.log = FedState()
         self.final: dict[tuple[str, int], set[int]] = {}
         self.expired: dict[tuple[str, int], int] = {}
         self.begins: dict[tuple[str, int], int] = {}
@@ -204,7 +198,7 @@ def test_ranges_join_whatever_the_order(batches: list[set[int]]) -> None:
 
 def test_a_group_begins_once() -> None:
     """The second "latest" would skip what came since the first."""
-    log = fed()
+    log = FedState()
     log.add(sent(5))
     assert log.add(begin(share_ops.LATEST)) == [[0, 5]]
     log.add(sent(5))
@@ -214,7 +208,7 @@ def test_a_group_begins_once() -> None:
 
 
 def test_what_is_repeated_changes_nothing() -> None:
-    log = fed()
+    log = FedState()
     log.add(sent(10), begin())
     log.add(ack(0, 3, 6, 7))
     before = dump(log.state)["shares"]
@@ -223,9 +217,9 @@ def test_what_is_repeated_changes_nothing() -> None:
 
 
 def test_another_topic_of_that_name_is_not_acknowledged() -> None:
-    log = fed()
+    log = FedState()
     log.add(sent(10), begin())
-    assert log.add(ack(0, 3, topic_id=9)) == [[ResultCode.OTHER_TOPIC, 0]]
+    assert log.add(ack(0, 3, topic_id=9)) == [[ResultCode.OTHER_TOPIC, 1]]
     assert log.add(ack(0, 3, topic="gone")) == [[ResultCode.UNKNOWN_TOPIC]]
     assert log.add(ack(0, 3, partition=7)) == [[ResultCode.BAD_PARTITION]]
     log.add(ops.delete_topic("t"))
@@ -235,7 +229,7 @@ def test_another_topic_of_that_name_is_not_acknowledged() -> None:
 
 
 def test_a_group_begins_by_itself_with_its_internal_topics() -> None:
-    log = fed()
+    log = FedState()
     log.add(ops.create_topic("__dead.mail", {"partitions": 1}, 0))
     log.add(share_ops.forward("__dead.mail", 0, [0, 0, 0], [ROW] * 3))
     assert log.add(ack(1, 1, topic="__dead.mail")) == [[0]]
@@ -244,7 +238,7 @@ def test_a_group_begins_by_itself_with_its_internal_topics() -> None:
 
 
 def test_retention_counts_what_nobody_has_handled() -> None:
-    log = fed()
+    log = FedState()
     log.add(sent(10), begin())
     log.add(ack(2, 3, 8, 8))
     log.add(ops.trim("t", {0: 6}))
@@ -257,7 +251,7 @@ def test_retention_counts_what_nobody_has_handled() -> None:
 
 
 def test_a_forwarded_message_is_readable_at_once_or_a_timer() -> None:
-    log = fed()
+    log = FedState()
     log.add(ops.create_topic("__retry.mail", {"partitions": 1}, 0))
     later = log.now_ms + 60_000
     log.add(share_ops.forward("__retry.mail", 0, [0, later, 0, 5], [ROW] * 4))
@@ -276,7 +270,7 @@ def test_planted_acks_missing_from_the_snapshot(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_snapshots_hold_many_ranges_in_several_chunks() -> None:
-    log = fed()
+    log = FedState()
     log.add(sent(9_000), begin(), begin(group="sms"))
     log.add(ack(*(n for at in range(1, 9_000, 2) for n in (at, at))))
     log.add(ack(5, 5, group="sms"))
@@ -316,7 +310,7 @@ def changed(number: int = -1, group: str = "mail", **values: int | str | list[in
 
 
 def test_settings_change_one_by_one_and_in_one_order() -> None:
-    log = fed()
+    log = FedState()
     assert log.add(changed()) == [[0, [DEFAULTS.values(), 0]]] and not log.state.shares.groups
     (result,) = log.add(changed(max_attempts=3))
     assert result == [0, [DEFAULTS.changed({"max_attempts": 3}).values(), log.index]]
@@ -328,7 +322,7 @@ def test_settings_change_one_by_one_and_in_one_order() -> None:
 
 
 def test_other_broker_groups_take_the_number_that_group_0_has_assigned() -> None:
-    log = fed()
+    log = FedState()
     log.state.topics.gid = 1
     assert log.add(changed(17, max_attempts=3))[0][0] == 0
     assert log.add(changed(16, max_attempts=9))[0][0] == ResultCode.DUPLICATE
@@ -338,7 +332,7 @@ def test_other_broker_groups_take_the_number_that_group_0_has_assigned() -> None
 
 
 def test_the_kind_of_a_group_is_decided_once() -> None:
-    log = fed()
+    log = FedState()
     log.add(sent(1))
     places, kind = ops.group_offsets("mail", "t", {0: 1}), ResultCode.GROUP_KIND
     assert log.add(changed(kind="share"))[0][0] == 0
@@ -353,7 +347,7 @@ def test_the_kind_of_a_group_is_decided_once() -> None:
 
 
 def test_attempts_belong_to_their_place() -> None:
-    log = fed()
+    log = FedState()
     log.add(sent(9))
     noted = log.state.attempts
     assert log.add(share_ops.places("mail", "t", [0, 5, 2, 1, 0, 0])) == [[0]]
@@ -373,7 +367,7 @@ def test_attempts_belong_to_their_place() -> None:
 
 def test_few_places_with_attempts_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(group_offsets, "ATTEMPTS_KEPT", 2)
-    log = fed()
+    log = FedState()
     note: Callable[[int], object] = lambda n: log.add(share_ops.places("mail", "t", [n % 2, n, 1]))  # noqa: E731
     for group in ("a", "b", "c"):
         log.add(share_ops.places(group, "t", [0, 1, 1]))

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from escrowmq.replication.format import ops
-from escrowmq.replication.format.codec import PrepareExtra, encode_row
+from escrowmq.replication.format.codec import encode_row
+from escrowmq.replication.format.ops import PrepareExtra
 from escrowmq.replication.model import ResultCode
-from escrowmq.replication.state.machine import LEVEL_MAX, StateMachine
+from escrowmq.replication.state.machine import StateMachine
 from escrowmq.replication.state.snapshot import capture, encode, restore
 from tests.support.fed_state import FedState, dump
 
@@ -30,7 +31,6 @@ def fed(gid: int = 0, groups: int = 1, partitions: int = 1) -> FedState:
     """A group in which topic ``t`` was deleted and created again."""
     log = FedState()
     log.state = StateMachine(gid, groups)
-    log.add(*(ops.level(level) for level in range(2, LEVEL_MAX + 1)))
     log.add(create(1, partitions=partitions))
     log.add(ops.delete_topic("t", 1))
     assert log.add(create(NEW, partitions=partitions)) == [[OK, NEW]]
@@ -88,7 +88,7 @@ def test_what_is_meant_for_it_is_done() -> None:
 
 def test_an_alteration_asks_for_the_id_and_tells_it() -> None:
     log = fed()
-    ((code, (info, number, topic_id)),) = log.add(ops.alter_topic("t", {}, -1, ops.ANY_ID))  # type: ignore[misc]
+    ((code, (info, number, topic_id)),) = log.add(ops.alter_topic("t", {}))  # type: ignore[misc]
     assert (code, number, topic_id) == (ResultCode.RETRY, 0, NEW)
     assert "topic_id" not in info
 
@@ -119,26 +119,19 @@ def test_in_other_groups_a_deletion_takes_what_was_left_of_earlier_ones() -> Non
     assert fed().add(ops.delete_topic("t", 7)) == [[OTHER, NEW]], "in group 0 nothing is left over"
 
 
-def test_a_client_of_an_earlier_version_cannot_half_create_a_topic_with_an_id() -> None:
-    """It would give it none in the groups that do not have it yet. In one group it cannot."""
-    earlier = ops.create_topic("t", {"partitions": 1}, 0)
-    ((code, why),) = fed(groups=2).add(earlier)
-    assert code == ResultCode.MALFORMED and "upgrade the client" in str(why)
-    assert fed().add(earlier) == [[ResultCode.DUPLICATE]]
-
-
-def test_ids_and_deleted_groups_outlive_a_restart() -> None:
-    log = fed()
-    log.add(ops.create_topic("earlier", {}))
+@pytest.mark.parametrize(("gid", "of_other"), [(0, 3), (1, 0)], ids=["one with an id", "one without"])
+def test_ids_and_deleted_groups_outlive_a_restart(gid: int, of_other: int) -> None:
+    log = fed(gid, groups=2, partitions=2)
+    log.add(ops.create_topic("other", {}))
     log.add(ops.group_offsets("g", "t", {0: 0}), ops.delete_group("g", 77))
-    again = StateMachine(0, 1)
+    again = StateMachine(gid, 2)
     restore(again, "snapshot", b"".join(encode(capture(log.state, 1, []))))
     assert dump(again) == dump(log.state)
     assert {name: topic.info.topic_id for name, topic in again.topics.topics.items()} == {
         "t": NEW,
-        "earlier": 0,
+        "other": of_other,
     }
-    assert again.topics.topics["t"].partitions[0].topic_id == NEW
+    assert again.topics.topics["t"].partitions[gid].topic_id == NEW
     assert again.deleted_groups.last_void("g") == 77 and again.deleted_groups.last_void("other") == -1
 
 

@@ -11,18 +11,12 @@ from escrowmq.replication.state import transactions
 from escrowmq.replication.state.machine import StateMachine
 from escrowmq.replication.state.snapshot import capture, encode, restore
 from escrowmq.replication.state.transactions import Life, Settling
-from tests.support.fed_state import FedState, state_with_lives
+from tests.support.fed_state import FedState, state_with_history
 
 
 def told(state: StateMachine, tx_id: str) -> tuple[str, Life] | None:
     found = state.transactions.lives.find("app", tx_id)
     return None if found is None else (found[0].by, found[1])
-
-
-def at_level(level: int) -> FedState:
-    log = FedState()
-    log.add(*(ops.level(n) for n in range(2, level + 1)))
-    return log
 
 
 def settle(log: FedState, tx_ids: Iterable[str], by: str) -> None:
@@ -38,7 +32,7 @@ def restarted(log: FedState) -> StateMachine:
 
 
 def test_a_life_is_what_the_transaction_was_when_it_was_settled() -> None:
-    log = at_level(5)
+    log = FedState()
     log.prepare(["x", "y"])
     prepared_ms = log.now_ms
     log.add(ops.checked("app", ["x"]))
@@ -55,14 +49,14 @@ def test_a_life_is_what_the_transaction_was_when_it_was_settled() -> None:
 
 
 def test_what_is_open_keeps_the_time_of_its_last_check_over_a_restart() -> None:
-    log = state_with_lives()
+    log = state_with_history()
     for state in (log.state, restarted(log)):
         record = state.transactions.look("app").open["waits"]
         assert (record.checks, record.checked_ms) == (1, log.now_ms - 3_000)
 
 
 def test_prepared_again_its_checks_begin_anew() -> None:
-    log = at_level(5)
+    log = FedState()
     log.prepare(["x"])
     log.add(ops.checked("app", ["x"]))
     log.prepare(["x"])
@@ -78,19 +72,9 @@ def test_of_an_id_that_came_before_the_newest_is_told() -> None:
     assert newest is not None and newest[1].query_id == "q9"
 
 
-def test_below_level_5_nothing_is_kept_that_its_snapshots_do_not_hold() -> None:
-    log = at_level(4)
-    log.prepare(["x", "open"])
-    log.add(ops.checked("app", ["x", "open"]))
-    log.add(ops.rollback("app", ["x"], by="operator:eve"))
-    for state in (log.state, restarted(log)):
-        assert told(state, "x") is None and state.transactions.lives.copy() == [[], []]
-        assert state.transactions.look("app").open["open"].checked_ms == 0
-
-
 def busy_after_one_by_hand(monkeypatch: pytest.MonkeyPatch) -> FedState:
     monkeypatch.setattr(transactions, "LIVES_KEPT", (10, 10))
-    log = at_level(5)
+    log = FedState()
     settle(log, ["by hand"], "operator:eve")
     settle(log, [f"x{n}" for n in range(25)], "producer")
     return log
@@ -112,7 +96,7 @@ def test_the_last_ones_are_kept_and_what_nobody_asks_about_pushes_out_nothing_el
 
 def test_a_decision_over_many_goes_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transactions, "LIVES_KEPT", (10, 10))
-    log = at_level(5)
+    log = FedState()
     for first in (0, 4, 8):
         ids = [f"x{n}" for n in range(first, first + 4)]
         log.prepare(ids)

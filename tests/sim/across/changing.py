@@ -1,21 +1,19 @@
 """Operators who change the members of one of several groups. Their requests to a leader go through the
 broker's own code (``MemberChanges``), with the version of the members that they have seen.
 
-So a change needs the format level at which the log has entries for members. The leader refuses a change that
-can never be done, and does nothing for a request that arrives after another step was taken: a step that it
-takes under members that the operator has not seen is a ``late-step``.
+The leader refuses a change that can never be done, and does nothing for a request that arrives after another
+step was taken: a step that it takes under members that the operator has not seen is a ``late-step``.
 """
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, cast
 
 from escrowmq.replication.calling.answers import Reply, StepTaken
 from escrowmq.replication.format.membership import Members, id_number, in_order
-from escrowmq.replication.host.member_changes import LEVEL, MemberChanges
+from escrowmq.replication.host.member_changes import MemberChanges
 from escrowmq.replication.host.running_replica import RunningReplica
 from escrowmq.replication.raft.members import Goal, Step
 from escrowmq.replication.raft.node import RaftNode
@@ -33,21 +31,16 @@ STEPS = ("ADD", "PROMOTE", "REMOVE", "DROP")
 
 
 class BrokerOperators(Operators):
-    """The operators of one of several groups. ``changeable``: it will reach the format level for changes."""
+    """The operators of one of several groups."""
 
-    def __init__(self, simulation: Simulation, *, changeable: bool) -> None:
+    def __init__(self, simulation: Simulation) -> None:
         super().__init__(simulation)
         self.given_up = 0
-        self._changeable = changeable
-
-    def begin(self, rng: random.Random) -> str:
-        return super().begin(rng) if self._changeable else ""
 
     def _ask_leader(self, change: Change, leader: SimReplica, version: int) -> None:
         assert isinstance(leader.app, BrokerApplication)
-        if leader.app.replica.state.level >= LEVEL:  # below that, the supervisor starts no new replica
-            for name in change.goal.add:
-                self._place(change, name)
+        for name in change.goal.add:
+            self._place(change, name)
         changes = MemberChanges(cast(RunningReplica, _Running(leader, leader.app)))
         goal = Goal(change.goal.id, _numbers(change.goal.add), _numbers(change.goal.remove))
         answer: Future[Reply] = Future()
@@ -63,7 +56,7 @@ class BrokerOperators(Operators):
         if change not in self.under_way:
             return  # another answer has ended this change
         status, *rest = reply
-        change.refused += status in ("not_yet", "refused", "unsupported")
+        change.refused += status in ("not_yet", "refused")
         if status == "refused":
             self._give_up(change, leader.node.members)
         elif status == "ok":

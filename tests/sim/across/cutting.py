@@ -39,11 +39,10 @@ class Cutting:
         self.cuts: list[Cut] = []
 
     def act(self) -> None:
-        """Perhaps begin to look for a cut. Before format level 2 nobody tracks branches."""
-        scene = self._clients.scene
-        if self._looking or not scene.from_level_2 or self._rng.random() > BEGINS:
+        """Perhaps begin to look for a cut."""
+        if self._looking or self._rng.random() > BEGINS:
             return
-        self._looking = True
+        scene, self._looking = self._clients.scene, True
         steps = find_stable_cut(sorted(scene.topics), scene.groups)
         self._ask(steps, next(steps))
 
@@ -57,7 +56,7 @@ class Cutting:
             future.add_done_callback(lambda future, gid=gid: self._told(steps, ask, found, gid, future))
 
     def _told(self, steps: Steps, ask: Ask, found: dict[int, GroupCut], gid: int, future: Any) -> None:
-        if future.exception() is not None:  # no leader, or below level 9
+        if future.exception() is not None:  # no leader
             self._looking = False
             return
         ((code, answer),) = future.result()

@@ -205,9 +205,7 @@ class Queries:
             return TransactionState.UNKNOWN, Trouble.NONE
         tx = ledger.of(app, tx_id)
         if not tx.has_local:
-            # Before level 2 it is not checked whether all branches are prepared.
-            sound = tx.whole or self._clients.scene.from_level_2
-            outcome = self._rng.choice(("COMMITTED", "ROLLBACK")) if sound else "ROLLBACK"
+            outcome = self._rng.choice(("COMMITTED", "ROLLBACK"))
             self._clients.answered(app, tx_id, outcome)
             return STATES[outcome], Trouble.NONE
         # A local transaction may still run in another process. A fence decides which of the two wins; without

@@ -9,20 +9,19 @@ message's own group.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from escrowmq.actors.admin.topic_creation import topic_settings
-from escrowmq.replication.format import ops
-from escrowmq.replication.format.codec import Op, OpType
-from escrowmq.replication.format.timer_ops import LEVEL_OF_TIMERS
-from escrowmq.replication.model import Message, ResultCode
+from escrowmq.replication.format.codec import Op
+from escrowmq.replication.format.operation import OpType
+from escrowmq.replication.model import Message
 from tests.history.events import Sent, body
 from tests.sim.broker_app import BrokerApplication
 from tests.sim.delayed import AHEAD_MS, DELAYS_MS
 from tests.sim.delayed_end import Item, judge, readable
 from tests.sim.producers import SIZES
 from tests.sim.replica import WALL_S
-from tests.sim.world import Violation
+from tests.sim.topics import Topics
 from tests.support.places import by_name
 
 if TYPE_CHECKING:
@@ -41,7 +40,8 @@ class LaterAcross:
         self._clients, self._scene = clients, clients.scene
         self._rng = clients.many.world.stream("later-across")
         self._works = self._rng.random() < SHARE["worlds"]
-        self._created = 0
+        settings = topic_settings(self._scene.groups, transaction_timeout_ms=500)
+        self._topics = Topics(clients.desks, {TOPIC: settings})
         #: Transaction -> its delayed messages.
         self._items: dict[tuple[str, str], list[Item]] = {}
         #: (group, app, id on the wire) -> time of the first COMMIT in that group's log.
@@ -59,32 +59,12 @@ class LaterAcross:
             return by_name(TOPIC, partition, self._scene.groups)
         return self._scene.group_of(topic, partition)
 
-    def _is_there(self) -> bool:
-        """Whether all groups have the topic and take delayed messages."""
-        if self._created == self._scene.groups:
-            return True
-        found = [desk.any_leader() for desk in self._clients.desks]
-        if any(one is None or one[1].replica.state.level < LEVEL_OF_TIMERS for one in found):
-            return False
-        settings = topic_settings(self._scene.groups, transaction_timeout_ms=500)
-        for desk in self._clients.desks if self._created == 0 else ():
-            desk.call(ops.create_topic(TOPIC, settings), self._told, lambda: True)
-            self._created = -self._scene.groups  # being created
-        return False
-
-    def _told(self, results: list[Any]) -> None:
-        if results[0][0] not in (ResultCode.OK, ResultCode.DUPLICATE):
-            raise Violation(f"CREATE_TOPIC was answered {results[0]}", "unexpected-answer")
-        self._created += 1
-        if self._created == 0:
-            self._created = self._scene.groups
-
     # -------------------------------------------------------------- what producers send
 
     def messages(self, producer: AcrossProducer, name: str, sent: Sequence[Sent]) -> list[Message]:
         """Delayed messages for the transaction ``name``, in the groups of its other messages."""
         rng = self._rng
-        if not self._works or not self._is_there() or rng.random() >= OF_TRANSACTIONS:
+        if not self._works or not self._topics.are_there() or rng.random() >= OF_TRANSACTIONS:
             return []
         groups = {message.group for message in sent}
         at = [n for n in range(self._scene.groups) if self.group_of(TOPIC, n) in groups]
@@ -107,8 +87,8 @@ class LaterAcross:
         """An entry is applied."""
         for op in found:
             if op.type == OpType.COMMIT:
-                for tx_id in op.meta[1]:
-                    self._committed.setdefault((gid, op.meta[0], tx_id), now_ms)
+                for tx_id in op.meta.tx_ids:
+                    self._committed.setdefault((gid, op.meta.app, tx_id), now_ms)
 
     # -------------------------------------------------------------- at the end
 

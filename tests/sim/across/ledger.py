@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from escrowmq.replication.format.codec import OpType, decode_command
+from escrowmq.replication.format.codec import decode_command
+from escrowmq.replication.format.operation import OpType
 from escrowmq.replication.state.machine import Result
-from escrowmq.replication.state.topics import LEVEL_OF_IDS
 from tests.sim.coverage import AcrossPhase, Phase
 from tests.sim.ledger import APART, OF_TRANSACTIONS, ClientTx, Ledger, accepted, with_results
 from tests.sim.world import Violation, World
@@ -93,23 +93,23 @@ class AcrossLedger(Ledger):
         now_ms, ops = decode_command(command)
         self.listener(gid, index, now_ms, ops)
         for op, result in with_results(ops, results):
-            if op.type in OF_TRANSACTIONS and op.meta[0] in APART:
+            if op.type in OF_TRANSACTIONS and op.meta.app in APART:
                 continue
             if op.type == OpType.LEVEL:
-                self._rises(gid, op.meta[0])
+                self._rises(gid, op.meta.level)
             elif op.type == OpType.PREPARE:
-                home = op.meta[7] if op.meta[7] >= 0 else gid
+                home = op.meta.home_group if op.meta.home_group >= 0 else gid
                 for tx_id in accepted(op, result):
-                    self._part(self.on_wire(op.meta[0], tx_id, home), gid, op.meta[5])
+                    self._part(self.on_wire(op.meta.app, tx_id, home), gid, op.meta.part)
             elif op.type in (OpType.COMMIT, OpType.ROLLBACK):
                 for tx_id in accepted(op, result):
-                    self._ended(self.open_in(op.meta[0], tx_id, gid), gid, op.type == OpType.COMMIT)
+                    self._ended(self.open_in(op.meta.app, tx_id, gid), gid, op.type == OpType.COMMIT)
 
     def _rises(self, gid: int, level: int) -> None:
-        """A group has reached a level. Once group 0 gives topics ids, every other group must take them."""
+        """A group has reached a level: group 0 goes last, so what it answers proves it of all others."""
         self._levels[gid] = level
         behind = [group for group, reached in self._levels.items() if reached < level]
-        if gid == 0 and level >= LEVEL_OF_IDS and behind:
+        if gid == 0 and behind:
             raise Violation(f"group 0 is at level {level} before the groups {behind}", "level-order")
 
     def _part(self, tx: AcrossTx, gid: int, part: int) -> None:

@@ -26,25 +26,26 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from escrowmq.actors.admin.topic_creation import topic_settings
-from escrowmq.replication.format import ops
-from escrowmq.replication.format.codec import NO_EXTRA, Op, OpType
-from escrowmq.replication.format.timer_ops import BY_CLAIM, LEVEL_OF_CLAIMS
-from escrowmq.replication.model import Message, ResultCode
+from escrowmq.replication.format.codec import Op
+from escrowmq.replication.format.operation import OpType
+from escrowmq.replication.format.ops import BY_CLAIM
+from escrowmq.replication.model import Message
 from tests.history.events import body
 from tests.sim.across.named_instance import APP, LONG_S, TOPIC, TOPIC_TIMEOUT_S, Batch, Instance, Name, Sent
 from tests.sim.broker_app import BrokerApplication
 from tests.sim.delayed_end import readable
 from tests.sim.producers import SIZES
+from tests.sim.topics import Topics
 from tests.sim.world import Violation
 from tests.support.places import by_name
 
 if TYPE_CHECKING:
     from tests.sim.across.workload import AcrossWorkload
 
-SHARE = {"worlds": 0.5}  # of the worlds that have such producers, where the format level allows it
+SHARE = {"worlds": 0.5}  # of the worlds that have such producers
 NAMES = ("shard-0", "shard-1")
 PAUSE_S = 0.03  # between two actions, on average
 STARTS, PAUSES, DIES = 0.08, 0.12, 0.03  # shares of actions
@@ -65,7 +66,10 @@ class NamedProducers:
         self._names = [Name(name) for name in NAMES]
         self._sent: list[Sent] = []
         self._next_s = 0.0
-        self._numbers = self._created = 0
+        self._numbers = 0
+        timeout_ms = int(TOPIC_TIMEOUT_S * 1000)
+        settings = topic_settings(clients.scene.groups, transaction_timeout_ms=timeout_ms)
+        self._topics = Topics(clients.desks, {TOPIC: settings})
         self._broken: Violation | None = None
         #: (group, name) -> (log index, epoch) of each CLAIM that took the name there.
         self._claims: dict[tuple[int, str], list[tuple[int, int]]] = {}
@@ -98,7 +102,7 @@ class NamedProducers:
         if self._broken is not None:
             raise self._broken
         now_s = self.clients.many.world.elapsed_s
-        if not self._works or now_s < self._next_s or not self._is_there():
+        if not self._works or now_s < self._next_s or not self._topics.are_there():
             return
         self._next_s = now_s + self.rng.expovariate(1 / PAUSE_S)
         for _ in range(self.rng.choice((1, 2, 4))):
@@ -189,43 +193,22 @@ class NamedProducers:
             )
         self.done["claimed"] += 1
 
-    def _is_there(self) -> bool:
-        """Whether all groups have the topic and take claims."""
-        groups = self.clients.scene.groups
-        if self._created == groups:
-            return True
-        found = [desk.any_leader() for desk in self.clients.desks]
-        if any(one is None or one[1].replica.state.level < LEVEL_OF_CLAIMS for one in found):
-            return False
-        settings = topic_settings(groups, transaction_timeout_ms=int(TOPIC_TIMEOUT_S * 1000))
-        for desk in self.clients.desks if self._created == 0 else ():
-            desk.call(ops.create_topic(TOPIC, settings), self._told, lambda: True)
-            self._created = -groups  # being created
-        return False
-
-    def _told(self, results: list[Any]) -> None:
-        if results[0][0] not in (ResultCode.OK, ResultCode.DUPLICATE):
-            raise Violation(f"CREATE_TOPIC was answered {results[0]}", "unexpected-answer")
-        self._created += 1
-        if self._created == 0:
-            self._created = self.clients.scene.groups
-
     def heard(self, gid: int, index: int, found: Sequence[Op]) -> None:
         """An entry is applied."""
         for op in found:
+            meta = op.meta
             if op.type == OpType.CLAIM:
-                known = self._claims.setdefault((gid, op.meta[0]), [])
-                if not known or op.meta[1] > known[-1][1]:
-                    known.append((index, op.meta[1]))
-                    self._taken(*op.meta)
-            elif op.type == OpType.PREPARE and op.meta[0] == APP:
-                for tx_id in op.meta[2]:
+                known = self._claims.setdefault((gid, meta.name), [])
+                if not known or meta.epoch > known[-1][1]:
+                    known.append((index, meta.epoch))
+                    self._taken(meta.name, meta.epoch, meta.claimant)
+            elif op.type == OpType.PREPARE and meta.app == APP:
+                for tx_id in meta.tx_ids:
                     self._prepared.setdefault((gid, tx_id), index)
-                    extra = op.meta[9] if len(op.meta) > 9 else NO_EXTRA
-                    if extra.on_timeout and extra.claim is not None and op.meta[7] < 0:
-                        self._unasked[gid, tx_id] = extra.claim[:2]
-            elif op.type == OpType.ROLLBACK and op.meta[0] == APP and op.meta[2] == BY_CLAIM:
-                self.done["overtaken"] += len(op.meta[1])
+                    if meta.extra.on_timeout and meta.extra.claim is not None and meta.home_group < 0:
+                        self._unasked[gid, tx_id] = meta.extra.claim[:2]
+            elif op.type == OpType.ROLLBACK and meta.app == APP and meta.by == BY_CLAIM:
+                self.done["overtaken"] += len(meta.tx_ids)
 
     def _taken(self, wanted: str, epoch: int, claimant: str) -> None:
         one = next(one for name in self._names for one in name.instances if one.core.instance == claimant)

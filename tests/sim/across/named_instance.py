@@ -20,8 +20,8 @@ from escrowmq.actors.producer.encoding.encoder import Encoder
 from escrowmq.actors.producer.transactions import numbered
 from escrowmq.actors.producer.transactions.transaction_base import TransactionBase
 from escrowmq.replication.errors import EscrowMQError, ProducerFenced, TransactionSettled
-from escrowmq.replication.format import ops, timer_ops
-from escrowmq.replication.format.timer_ops import claim_group
+from escrowmq.replication.format import ops
+from escrowmq.replication.format.ops import claim_group
 from escrowmq.replication.model import Message, RecordMetadata, TransactionState
 from tests.sim.across.cores import VirtualCore
 from tests.sim.across.turns import StoppableTurns
@@ -115,7 +115,7 @@ class Instance:
     def _ask(self, ask: Ask) -> None:
         answers: dict[int, Sequence[Any]] = {}
         for gid in ask.groups if self.alive else ():
-            request = timer_ops.claim(self.of.name, ask.epoch, self.core.instance)
+            request = ops.claim(self.of.name, ask.epoch, self.core.instance)
             future = self.core.router.submit(gid, request, self.core.config.delivery_timeout_s)
             future.add_done_callback(partial(self._told, ask, gid, answers))
 

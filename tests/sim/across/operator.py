@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from escrowmq.actors.client.config import ChannelConfig
 from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.replication.calling.answers import Standing
-from escrowmq.replication.errors import NotSupported
 from escrowmq.replication.format import ops
 from escrowmq.replication.model import ResultCode
 from tests.sim.across.ledger import AcrossTx
@@ -58,9 +57,7 @@ class Operator:
         gid, *others = groups
 
         def told(future: Any) -> None:
-            if (error := future.exception()) is not None:
-                if isinstance(error, NotSupported):  # before format level 2
-                    then(None)
+            if future.exception() is not None:
                 return
             (result,) = future.result()
             row = Standing(*result[1][0])
@@ -84,7 +81,7 @@ class Operator:
         op = self._recorder.invoke("decide", app=tx.app, tx=tx.tx, outcome=outcome, by="operator")
         tx.asked = True
         if index is not None:
-            request = ops.commit_branches(tx.app, [tx.wire], NAME, [index])
+            request = ops.commit(tx.app, [tx.wire], NAME, [index])
         else:
             request = (ops.commit if outcome == "COMMITTED" else ops.rollback)(tx.app, [tx.wire], NAME)
 

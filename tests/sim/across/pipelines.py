@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from escrowmq.actors.admin.topic_creation import topic_settings
 from escrowmq.actors.client.consumer_groups import TopicPartition, coordinator_group
@@ -24,15 +24,15 @@ from escrowmq.actors.producer.encoding.blocks import Outcome
 from escrowmq.actors.producer.encoding.encoder import Encoder, TxPlan
 from escrowmq.actors.producer.transactions.transaction_base import TransactionBase
 from escrowmq.replication.errors import EscrowMQError
-from escrowmq.replication.format import ops
-from escrowmq.replication.format.ops import LEVEL_OF_OFFSETS, NONE_YET
-from escrowmq.replication.model import Message, ResultCode
+from escrowmq.replication.format.ops import NONE_YET
+from escrowmq.replication.model import Message
 from tests.history.events import body
 from tests.sim.across.producers import SimCore
 from tests.sim.across.turns import WorldTurns
 from tests.sim.broker_app import BrokerApplication
 from tests.sim.delayed_end import readable
 from tests.sim.ledger import PIPELINE
+from tests.sim.topics import Topics
 from tests.sim.world import Violation
 from tests.support.places import by_name
 
@@ -152,7 +152,12 @@ class Pipelines:
         # A group that is forgotten begins anew: that is a limit, and no defect.
         self.works = "pipelines" in clients.scene.reach and clients.scene.tables is None
         self._gid = coordinator_group(GROUP, clients.scene.groups)
-        self._created, self._asked = 0, False
+        partitions = {INPUT: INPUTS, OUTPUT: clients.scene.groups}
+        settings = {
+            name: topic_settings(count, transaction_timeout_ms=TIMEOUT_MS)
+            for name, count in partitions.items()
+        }
+        self._topics = Topics(clients.desks, settings)
         self._members: list[Member] = []
 
     def group_of(self, topic: str, partition: int) -> int:
@@ -172,34 +177,12 @@ class Pipelines:
 
     def act(self) -> None:
         """One step of the clients."""
-        if not self.works or not self._is_there():
+        if not self.works or not self._topics.are_there():
             return
         if not self._members:
             self._members = [Member(self, number) for number in range(MEMBERS)]
         for member in self._members:
             member.act()
-
-    def _is_there(self) -> bool:
-        groups = self.clients.scene.groups
-        if self._created == 2 * groups:
-            return True
-        leaders = [desk.any_leader() for desk in self.clients.desks]
-        if any(one is None or one[1].replica.state.level < LEVEL_OF_OFFSETS for one in leaders):
-            return False
-        if not self._asked:
-            self._asked = True
-            for desk in self.clients.desks:
-                for name, partitions in ((INPUT, INPUTS), (OUTPUT, groups)):
-                    request = ops.create_topic(
-                        name, topic_settings(partitions, transaction_timeout_ms=TIMEOUT_MS)
-                    )
-                    desk.call(request, self._told, lambda: True)
-        return False
-
-    def _told(self, results: list[Any]) -> None:
-        if results[0][0] not in (ResultCode.OK, ResultCode.DUPLICATE):
-            raise Violation(f"CREATE_TOPIC was answered {results[0]}", "unexpected-answer")
-        self._created += 1
 
     # -------------------------------------------------------------- the end
 

@@ -94,7 +94,6 @@ class AcrossProducer:
         self.core.ids = map(f"x{{}}{scene.ids_end}".format, iter(clients.number, None))
         self.core.encoder = self._encoder(config)
         self.core.encoder.time_of = self.core.delays.time_of
-        self.core.delays.ready = True  # delays are used only where the level is reached
         self._mine: list[AcrossTx] = []
         #: Operations that wait for their answer.
         self.preparing: dict[int, AcrossTx] = {}
@@ -110,11 +109,9 @@ class AcrossProducer:
         if luck.random() >= COMPRESSING:
             return Encoder(config, *places)
         how = Compression(luck.choice(tuple(METHODS)), least=luck.choice((1, 200)))
-        packer = _Packer(how, self._turns, lambda: self._world.now)
+        packer = _Packer(how)
         packer.did = self._clients.did
-        encoder = ValueEncoder(config, *places, None, packer)
-        encoder.partitions = places[0]  # nobody waits for the first answer, since nothing blocks here
-        return encoder
+        return ValueEncoder(config, *places, None, packer)
 
     def die(self) -> None:
         """End the process, with everything that it had in memory."""

@@ -9,15 +9,14 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
+from escrowmq.replication.format.settings import Settings
 from escrowmq.replication.model import BY_NAME, first_group, group_of
-from escrowmq.replication.state.dedup import Settings
-from escrowmq.replication.state.machine import LEVEL_MAX
 from tests.sim import crowd
 from tests.support.places import info
 
 #: name -> what it adds to the world.
 REACHES = {
-    "pipelines": "members of a group that move its place in their transactions, in worlds of level 9",
+    "pipelines": "members of a group that move its place in their transactions",
     "placed-topics": "topics that lie where their creator has written, in some of the worlds",
     "mute-branches": "transactions over several groups of an app whose producers never poll",
     "small-requests": "brokers that take no more of each other than a dozen decisions, in some of the worlds",
@@ -26,27 +25,21 @@ REACHES = {
     "small-tables": "ids, producers and groups are forgotten in every schedule, and not only in half of them",
 }
 #: Those that are part of every schedule.
-#: Share of the worlds in which a topic's creator chose its groups, of those that take all levels at once.
-PLACED = 0.4
 KEPT: frozenset[str] = frozenset({"mute-branches", "placed-topics", "small-requests"})
-#: Share of the worlds in which the groups first take an earlier level than the newest; and the times at which
-#: replicas in those begin to get the newest software (None: never).
-OLD_LEVELS = 0.5
-RISES_S = (1.0, 2.5, 4.0, None)
+#: Share of the worlds in which a topic's creator chose its groups.
+PLACED = 0.4
+#: Share of the worlds whose replicas get software of a next format level; and the times at which they begin.
+UPGRADED = {"worlds": 0.15}
+RISES_S = (1.0, 2.5, 4.0)
 #: Largest request between brokers in a world with small requests, and the length of ids there. Ten
 #: transactions, the fewest that a broker puts into one request, still fit.
 REQUEST_LIMIT, ID_BYTES = 1 << 20, 180
-#: Levels that a world needs: for transactions over several groups, and for topics whose creator chose their
-#: first group.
-PLAIN_LEVEL, PLACED_LEVEL = 3, 4
 REQUEST_BYTES = (REQUEST_LIMIT, REQUEST_LIMIT, 2_600)
 
 
-def draw_level(rng: random.Random, lowest: int) -> tuple[int, float | None]:
-    """The level that the groups take first, and when they start to rise to the newest (None: never)."""
-    if rng.random() < OLD_LEVELS:
-        return rng.randrange(lowest, LEVEL_MAX), rng.choice(RISES_S)
-    return LEVEL_MAX, None
+def draw_upgrade(rng: random.Random) -> float | None:
+    """When replicas begin to get software of the next format level; None: never."""
+    return rng.choice(RISES_S) if rng.random() < UPGRADED["worlds"] else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +55,12 @@ class Scene:
     across: float  # share of transactions over more than one group
     late_copies: float  # share of requests of which a copy arrives seconds later
     fence: bool  # a check that finds no row writes one, which makes a running local transaction fail
-    level_at_s: float | None  # when the groups start to take format level 2; None: never
     crowd: bool  # hundreds of topics of one app, and apps that are used once
     tables: Settings | None  # set by a SETTINGS at the start; None: the defaults
     reach: frozenset[str]
     request_bytes: int  # largest request between brokers: smaller than some that they would like to send
     firsts: dict[str, int] | None  # name -> first group, chosen by the creator; None: by the topics' names
-    level: int  # the level that the groups take first, through all lower ones
-    rises_at_s: float | None  # when replicas begin to get software of the newest level; None: never
+    rises_at_s: float | None  # when replicas begin to get software of the next format level; None: never
 
     @staticmethod
     def of(seed: int, groups: int, *, size: int | None = None, reach: frozenset[str] = KEPT) -> Scene:
@@ -78,20 +69,16 @@ class Scene:
         act_every_s, part_bytes = rng.choice((0.02, 0.05, 0.1)), rng.choice((150, 600, 1 << 20))
         timeout_s, share = rng.choice((1.0, 3.0, 8.0)), rng.choice((0.0, 0.4, 0.7, 1.0))
         late, small = rng.choice((0.0, 0.05, 0.2)), rng.choice((60, 110, 150))
-        level_at_s, tables = rng.choice((0.1, 0.1, 0.1, 0.1, 2.0, 5.0, None)), None
-        fence = rng.random() < 0.5
-        forgetful = rng.random() < 0.4
+        fence, forgetful, tables = rng.random() < 0.5, rng.random() < 0.4, None
         if share == 0.0 or forgetful or "small-tables" in reach:  # an app counts as APP_AS_IDS beside its ids
             tables = Settings(settled_generation=small, producers_generation=small // 20, groups_kept=2)
-            level_at_s = 0.1
         places = random.Random(f"places-{seed}-{groups}")  # a separate stream: other choices do not change
         limits = random.Random(f"limits-{seed}-{groups}")
-        firsts, lowest = None, PLAIN_LEVEL
-        if "placed-topics" in reach and level_at_s == 0.1 and places.random() < PLACED:
-            firsts, lowest = {"t": places.randrange(groups), "u": places.randrange(groups)}, PLACED_LEVEL
-        level, rises_at_s = draw_level(random.Random(f"levels-{seed}-{groups}"), lowest)
+        firsts = None
+        if "placed-topics" in reach and places.random() < PLACED:
+            firsts = {"t": places.randrange(groups), "u": places.randrange(groups)}
         if not reach.isdisjoint(("streams", "nacking")):
-            level, rises_at_s, level_at_s, tables = LEVEL_MAX, None, 0.1, None
+            tables = None
         return Scene(
             groups=groups,
             size=size or chosen_size,
@@ -101,21 +88,14 @@ class Scene:
             delivery_timeout_s=timeout_s,
             across=share,
             late_copies=late,
-            fence=fence or level_at_s != 0.1,  # a transaction of level 1 has no owner
-            level_at_s=level_at_s,
+            fence=fence,
             crowd=rng.random() < crowd.SHARE,
             tables=tables,
             reach=reach,
             request_bytes=limits.choice(REQUEST_BYTES) if "small-requests" in reach else REQUEST_LIMIT,
             firsts=firsts,
-            level=level,
-            rises_at_s=rises_at_s,
+            rises_at_s=draw_upgrade(random.Random(f"levels-{seed}-{groups}")),
         )
-
-    @property
-    def from_level_2(self) -> bool:
-        """Whether clients start only when all groups are at format level 2. Faults start after that."""
-        return self.tables is not None or self.firsts is not None or not self.fence
 
     @property
     def ids_end(self) -> str:

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from functools import partial
+from unittest import mock
 
 from escrowmq.replication.calling.answers import LevelReport
 from escrowmq.replication.replica import replica as product
 from escrowmq.replication.replica.replica import Replica
+from escrowmq.replication.state import machine, snapshot
 from escrowmq.replication.state.machine import LEVEL_MAX
 from tests.sim import patience
 from tests.sim.across.changing import BrokerOperators
@@ -32,14 +35,24 @@ from tests.sim.tables import check_tables
 from tests.sim.world import START_S, World
 
 GONE_S = (0.5, 2.0, 5.0)  # approximate time for which a whole group is without a leader
-PRELUDE_S = 4.0  # longest time without faults while clients wait for format level 2
 LEVEL_EVERY_S = 0.1  # time between two requests for format levels
 UPGRADE_S = 0.4  # time between the upgrades of two replicas of a group
+#: The level of the software that replicas get in some of the worlds. It has nothing new but its number.
+NEXT_LEVEL = LEVEL_MAX + 1
 
 
 def _broker(replica: SimReplica) -> Replica:
     assert isinstance(replica.app, BrokerApplication)
     return replica.app.replica
+
+
+@contextmanager
+def newer_software(of_some: bool) -> Iterator[None]:
+    """With ``of_some`` this software also reads the log of the next level; ``ManyGroups._known`` says which
+    replicas say so."""
+    newest = NEXT_LEVEL if of_some else LEVEL_MAX
+    with mock.patch.object(machine, "LEVEL_MAX", newest), mock.patch.object(snapshot, "LEVEL_MAX", newest):
+        yield
 
 
 class Part(Simulation):
@@ -59,17 +72,13 @@ class Part(Simulation):
         )
         self.fault_log, self._hash = many.fault_log, many.hash
         self.clients_cut = 0  # faults that keep clients from this group
-        self.operators = BrokerOperators(self, changeable=many.scene.level_at_s is not None)
+        self.operators = BrokerOperators(self)
         self.faults_of_one = Faults(self)
         self._kinds: dict[str, Callable[[random.Random], bool]] = {
             "group-down": self._down,
             "group-cut": self._cut_all,
             "clients-cut": self._cut_clients,
         }
-
-    @property
-    def clients_began(self) -> bool:
-        return bool(self.many.workload.producers)
 
     @property
     def copies_over(self) -> bool:
@@ -170,7 +179,7 @@ class ManyGroups:
 
     def run(self) -> Figures:
         try:
-            with resting_collector():
+            with resting_collector(), newer_software(self.scene.rises_at_s is not None):
                 self._run()
         finally:
             self.workload.close()
@@ -185,10 +194,8 @@ class ManyGroups:
             world.later(self.chaos_s, part.calm_down)
             world.later(self.chaos_s + 1.5, part.calm_down)
         world.later(0.5, self._act)
-        if self.scene.level_at_s is not None:
-            world.later(self.scene.level_at_s, self._raise_levels)
-            if self.scene.rises_at_s is not None:
-                self._begin_upgrade(self.scene.rises_at_s)
+        if self.scene.rises_at_s is not None:
+            self._begin_upgrade(self.scene.rises_at_s)
         for fault in self.faults:
             world.later(fault.at_s, self._strike, fault)
         world.later(self.chaos_s + 2.0, self._act)
@@ -207,8 +214,7 @@ class ManyGroups:
                 check_tables(replica)
 
     def _strike(self, fault: Fault) -> None:
-        waits = self.scene.from_level_2 and not self.workload.producers
-        if (waits and self.world.elapsed_s < PRELUDE_S) or self.workload.transformers.waits:
+        if self.workload.transformers.waits:
             return
         for part in self.parts:
             if fault.gid in (part.gid, EVERY):
@@ -219,7 +225,7 @@ class ManyGroups:
         for part in self.parts:
             for number, name in enumerate(part.founders):
                 self.world.later(at_s + number * UPGRADE_S, self._upgrade, part, name)
-        self.world.later(max(at_s, self.scene.level_at_s or 0.0), self._raise_levels)
+        self.world.later(at_s, self._raise_levels)
 
     def _upgrade(self, part: Part, name: str) -> None:
         self.upgraded.add(name)
@@ -230,12 +236,11 @@ class ManyGroups:
     def _known(self, name: str) -> int:
         """The newest level of a replica's software; replicas that joined later have the newest of all."""
         old = number_of(name) < self.scene.size and name not in self.upgraded
-        return self.scene.level if old else LEVEL_MAX
+        return LEVEL_MAX if old else NEXT_LEVEL
 
     def _raise_levels(self) -> None:
         """The work of each leader's background thread: ask all replicas of all groups; propose a level."""
         now, found = self.world.now, dict[tuple[int, int], LevelReport | None]()
-        newest = LEVEL_MAX if now - START_S >= (self.scene.rises_at_s or 1e9) else self.scene.level
         for part in self.parts:
             for number, replica in enumerate(part.replicas):
                 there = replica.up and now >= replica.paused_until and not part.clients_cut
@@ -243,7 +248,7 @@ class ManyGroups:
                 level = LevelReport(known, _broker(replica).state.level) if there else None
                 found[part.gid, number] = level
         reports = list(found.values())
-        if all(report is not None and report.applied == newest for report in reports):
+        if all(report is not None and report.applied == NEXT_LEVEL for report in reports):
             return
         self.world.later(LEVEL_EVERY_S, self._raise_levels)
         for part in self.parts:

@@ -6,8 +6,7 @@ from collections import Counter
 
 import pytest
 
-from escrowmq.replication.state.machine import LEVEL_MAX
-from tests.sim.across import named, scene
+from tests.sim.across import named
 from tests.sim.across.scene import Scene
 from tests.sim.across.simulation import ManyGroups
 from tests.sim.world import Violation
@@ -16,7 +15,6 @@ from tests.sim.world import Violation
 @pytest.mark.timeout(600)
 def test_only_the_newest_instance_of_a_name_writes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(named.SHARE, "worlds", 1.0)
-    monkeypatch.setattr(scene, "draw_level", lambda rng, lowest: (LEVEL_MAX, None))
     done = Counter[str]()
     worlds = ((1, 1), (2, 1), (6, 1), (0, 2), (2, 2), (6, 2), (0, 3), (4, 3))
     for seed, groups in worlds:

@@ -10,7 +10,6 @@ from dataclasses import replace
 
 import pytest
 
-from escrowmq.replication.state.machine import LEVEL_MAX
 from tests.sim.across.scene import KEPT, Scene
 from tests.sim.across.simulation import ManyGroups
 from tests.sim.world import Violation
@@ -21,9 +20,8 @@ SEEDS, FURTHER = (0, 4, 1), range(6, 20)
 
 def run(seed: int, groups: int) -> ManyGroups:
     scene = Scene.of(seed, groups, reach=KEPT | {"pipelines"})
-    settled = {"tables": None, "level_at_s": 0.1, "level": LEVEL_MAX, "rises_at_s": None}
-    quick = {"act_every_s": 0.05, "crowd": False, "delivery_timeout_s": 3.0}
-    simulation = ManyGroups(seed, replace(scene, **settled, **quick), chaos_s=15.0)  # type: ignore[arg-type]
+    quick = {"act_every_s": 0.05, "crowd": False, "delivery_timeout_s": 3.0, "tables": None}
+    simulation = ManyGroups(seed, replace(scene, **quick), chaos_s=15.0)  # type: ignore[arg-type]
     try:
         simulation.run()
     except Violation as error:

@@ -13,14 +13,13 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, cast
 
 from escrowmq.actors.client.replica_calls import SUPERVISOR_RID, OnAnswer
-from escrowmq.replication.calling.answers import Leadership, LevelReport, Reply
+from escrowmq.replication.calling.answers import Leadership, Reply
 from escrowmq.replication.errors import EscrowMQError, InvalidMessage
-from escrowmq.replication.format.codec import OpType
 from escrowmq.replication.host.due_checks import DueChecks
 from escrowmq.replication.host.inspection import Inspection
 from escrowmq.replication.host.running_replica import RunningReplica
 from escrowmq.replication.replica.validation import parse_request
-from escrowmq.replication.state.machine import LEVEL_MAX, StateMachine
+from escrowmq.replication.state.machine import StateMachine
 from tests.sim.across import share_calls
 from tests.sim.broker_app import BrokerApplication, number_of
 from tests.sim.supervisor import members_of
@@ -93,14 +92,18 @@ class Wire:
             self._world.later(WAY_S, self._ask_supervisor, part, method, done)
             return
         self._world.later(WAY_S, self._arrive, part, rid, method, args, done)
-        if method == "submit" and not calm and self._rng.random() < self._late and may_repeat(args[0]):
+        if method == "submit" and not calm and self._rng.random() < self._late and self.may_repeat(args[0]):
             pause = self._rng.choice(COPY_LATER_S) * (0.5 + self._rng.random())
             self._world.later(pause, self._copy_arrives, part, args)
 
     def close(self) -> None: ...
 
+    def may_repeat(self, request: bytes) -> bool:
+        """Whether a copy of a request may arrive much later."""
+        return True
+
     def _luck(self, method: str) -> random.Random:
-        return self._of_members if method in ("members", "members_of", "levels") else self._rng
+        return self._of_members if method in ("members", "members_of") else self._rng
 
     def _ask_supervisor(self, part: Part, method: str, done: OnAnswer) -> None:
         """Ask the supervisor, which knows the members of every group."""
@@ -180,8 +183,6 @@ class Wire:
             answer(Leadership(node.ready, leader, node.term))
         elif method == "members":
             answer(members_of(replica))
-        elif method == "levels":
-            answer(LevelReport(LEVEL_MAX, app.replica.state.level))
         elif method in share_calls.METHODS:
             share_calls.share_call(replica, running, method, args, answer)
         elif method == "due_pairs":
@@ -225,13 +226,3 @@ class Wire:
             answer((status, *rest))
         else:
             replica.later(LONG_POLL_STEP_S, lambda: self._due_pairs(replica, due, args, answer, until))
-
-
-def may_repeat(request: bytes) -> bool:
-    """Whether a request may be repeated much later.
-
-    A first batch in version 1 does not say what its client has heard, so it is stored again if its producer
-    was forgotten meanwhile.
-    """
-    ops = parse_request(request)
-    return not any(op.type == OpType.MESSAGE and len(op.meta) == 6 and op.meta[4] == 0 for op in ops)

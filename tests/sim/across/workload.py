@@ -40,7 +40,7 @@ from tests.sim.broker_workload import CHECK_MAX
 from tests.sim.consumers import Consumer, read_finally
 from tests.sim.coverage import AnyPhase, Phase, cells
 from tests.sim.crowd import NAMES, Crowd
-from tests.sim.delayed import DelayedMessages
+from tests.sim.delayed import DelayedMessages, settings_of
 from tests.sim.desk import Desk
 from tests.sim.fibres import Fibres
 from tests.sim.ledger import APART
@@ -51,6 +51,7 @@ from tests.sim.sharing.groups import ShareGroups
 from tests.sim.streams.consumers import StreamGroup
 from tests.sim.streams.transforming import Transformers
 from tests.sim.topic_changes import TopicChanges
+from tests.sim.topics import Topics
 from tests.sim.workload import Application, Cluster, ReplicaContext
 from tests.sim.world import Violation
 from tests.support.faults.tables import Cells
@@ -63,7 +64,6 @@ APPS = ("shop", "shop", "shop", "mute")
 ANSWERING = ("shop", crowd.APP)
 RESOLVE_S = 60.0  # after the calm, for the last check
 STEP_S = 0.5
-LEVEL_STEP_S = 0.05
 READS = 5
 
 
@@ -126,10 +126,10 @@ class AcrossWorkload(Acting):
         self.operator = Operator(self)
         self.cutting = Cutting(self)
         self.pipelines = Pipelines(self)
-        self._topics = 0
         self.crowds: list[Crowd] = []
         if self.scene.crowd:
-            self.crowds += [self._crowd(gid, desk) for gid, desk in enumerate(self.desks)]
+            topics = crowd.topics(self.desks)
+            self.crowds += [self._crowd(gid, desk, topics) for gid, desk in enumerate(self.desks)]
         self.changes = TopicChanges(many.parts, self.scene.places())
         streams = "streams" in self.scene.reach
         self.recreated = RecreatedTopic(many.parts, members=self.scene.tables is None, always=streams)
@@ -137,7 +137,11 @@ class AcrossWorkload(Acting):
         self.transformers = Transformers(self)
         # Its clients repeat requests, so the brokers must remember ids and producers.
         remembers = self.scene.tables is None
-        self.delayed = [DelayedMessages(part, part.gid, self.scene.groups) for part in many.parts * remembers]
+        self.delayed: list[DelayedMessages] = []
+        if remembers:
+            groups = self.scene.groups
+            shared = Topics(self.desks, settings_of(groups)) if groups > 1 else None
+            self.delayed += [DelayedMessages(part, part.gid, groups, shared) for part in many.parts]
         self.later_across = LaterAcross(self)
         self.named = NamedProducers(self)
         self.shares: ShareGroups | None = None
@@ -150,10 +154,11 @@ class AcrossWorkload(Acting):
         self.ledger.listener = self._hear
         self.processes: list[FeedbackProcess] = []
         self._keep = self._rng.choice(({}, {}, {"retention_ms": 3_000}, {"retention_bytes": 2_000}))
-        if self.scene.firsts is None:
-            self._create_topics()
-        else:
-            self.later(LEVEL_STEP_S, self._create_placed)
+        settings = {
+            name: topic_settings(partitions, transaction_timeout_ms=500, check_max=CHECK_MAX, **self._keep)
+            for name, partitions in self.scene.topics.items()
+        }
+        Topics(self.desks, settings, firsts=self.scene.firsts, then=self._set_tables).are_there()
 
     def _hear(self, gid: int, index: int, now_ms: int, found: Sequence[Op]) -> None:
         self.recreated.heard(gid, index, now_ms, found)
@@ -178,61 +183,27 @@ class AcrossWorkload(Acting):
         for future in self.sends.values():
             future._parcel.nobody_asks(future._number)
 
-    def _create_placed(self) -> None:
-        """Create placed topics as soon as all groups are at the required level."""
-        if self._all_up():
-            self._create_topics()
-        else:
-            self.later(LEVEL_STEP_S, self._create_placed)
-
-    def _create_topics(self) -> None:
-        for desk, (name, partitions) in itertools.product(self.desks, self.scene.topics.items()):
-            settings = topic_settings(
-                partitions, transaction_timeout_ms=500, check_max=CHECK_MAX, **self._keep
-            )
-            first = None if self.scene.firsts is None else self.scene.firsts[name]
-            desk.call(ops.create_topic(name, settings, first), self._created, lambda: True)
-
-    def _all_up(self) -> bool:
-        leaders = [self._leader(gid) for gid in range(self.scene.groups)]
-        return all(
-            leader is not None and leader.replica.state.level >= self.scene.level for leader in leaders
-        )
-
     def _entered(self, phase: AnyPhase) -> None:
         for part in self.many.parts:
             part.phase(phase)
 
-    def _crowd(self, gid: int, desk: Desk) -> Crowd:
+    def _crowd(self, gid: int, desk: Desk, topics: Sequence[Topics]) -> Crowd:
         def add(app: str, tx_id: str, sent: list[Sent]) -> AcrossTx:
             tx = AcrossTx(app, tx_id, sent, 1, app)
             self.ledger.add(tx, {gid: 1})
             return tx
 
-        topics = [name for name in NAMES if by_name(name, 0, self.scene.groups) == gid]
+        names = [name for name in NAMES if by_name(name, 0, self.scene.groups) == gid]
         forgets = self.scene.tables is not None
-        return Crowd(desk, self.ledger, add, self.number, topics, gid=gid, forgets=forgets)
+        return Crowd(desk, self.ledger, add, self.number, topics, names, gid=gid, forgets=forgets)
 
     def places(self, gid: int) -> list[tuple[str, int]]:
         """All partitions of a group."""
         crowded = self.crowds[gid].places if self.crowds else []
         return [*self.scene.places(gid), *crowded]
 
-    def _created(self, results: list[Any]) -> None:
-        if results[0][0] not in (ResultCode.OK, ResultCode.DUPLICATE):
-            raise Violation(f"CREATE_TOPIC was answered {results[0]}", "unexpected-answer")
-        self._topics += 1
-        if self._topics == len(self.scene.topics) * self.scene.groups:
-            self._set_tables()
-
     def _set_tables(self) -> None:
-        """Set small tables before anything else, as soon as the groups are at the required level."""
-        if not self.scene.from_level_2:
-            self._open_shop()
-            return
-        if not self._all_up():
-            self.later(LEVEL_STEP_S, self._set_tables)
-            return
+        """All groups have the topics: set small tables before anything else."""
         tables = [self.scene.tables_of(gid) for gid in range(self.scene.groups)]
         self._unset = sum(small is not None for small in tables)
         if not self._unset:
@@ -333,7 +304,7 @@ class AcrossWorkload(Acting):
 
     def may_share_ids(self, app: str) -> bool:
         """Whether transactions of one id may have different homes, and a branch in one group."""
-        return self.scene.groups > 2 and self.scene.from_level_2 and self.share_across(app) > 0
+        return self.scene.groups > 2 and self.share_across(app) > 0
 
     def start_together(self, homes: Sequence[int], starts: Sequence[Callable[[], None]]) -> None:
         """Begin these transactions, whose home groups are ``homes``."""

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from escrowmq.replication.format.codec import Op, OpType
+from escrowmq.replication.format.codec import Op
+from escrowmq.replication.format.operation import OpType
 
 _SENT, _RELEASED = frozenset({OpType.MESSAGE}), frozenset({OpType.RELEASE})
 _OF_INTEREST = frozenset({OpType.MESSAGE, OpType.RELEASE, OpType.COMMIT})
@@ -50,7 +51,7 @@ class LogModel:
         kinds = frozenset(op.type for op in ops) & _OF_INTEREST
         if kinds:
             commits = [
-                Commit(op.meta[0], frozenset(op.meta[1]), op.meta[2])
+                Commit(op.meta.app, frozenset(op.meta.tx_ids), op.meta.by)
                 for op in ops
                 if op.type == OpType.COMMIT
             ]

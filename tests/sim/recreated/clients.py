@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from escrowmq.replication.format import ops
-from escrowmq.replication.format.codec import PrepareExtra, encode_row
+from escrowmq.replication.format.codec import encode_row
+from escrowmq.replication.format.ops import PrepareExtra
 from escrowmq.replication.model import ResultCode
 from tests.history.events import body
 from tests.sim.ledger import ClientTx
@@ -19,7 +20,7 @@ from tests.sim.world import Violation
 if TYPE_CHECKING:
     from tests.sim.recreated.topic import RecreatedTopic
 
-#: Share of requests naming the topic's id that are copied, and how much later the copy arrives.
+#: Share of requests that are copied, and how much later the copy arrives.
 COPIED, COPY_LATER_S = 0.2, (0.3, 1.0, 2.5)
 PAUSE_S = 0.12  # approximate time between two sends or transactions
 AT_ONCE = 25
@@ -61,14 +62,13 @@ class Clients:
         self._topic.models[gid].sent[name] = sent
         rows = [encode_row(None, body(id, 40), None, None) for _, id in sent]
         # Without sequence numbers: they belong to the producer, and this tests the topic.
-        topic_id = self._topic.topic_id
-        request = ops.message(TOPIC, partition, name, 0, -1, rows, -1 if topic_id else None, topic_id)
+        request = ops.message(TOPIC, partition, name, 0, -1, rows, -1, self._topic.topic_id)
         self._topic.desks[gid].call(request, lambda results: None, lambda: True)
         self._copy(gid, request)
 
     def _copy(self, gid: int, request: bytes) -> None:
         """Perhaps let a copy arrive much later, when another topic has the name."""
-        if self._topic.topic_id and self._rng.random() < COPIED:
+        if self._rng.random() < COPIED:
             pause_s = self._rng.choice(COPY_LATER_S) * (0.5 + self._rng.random())
             self._topic.later(pause_s, self._arrives, gid, request)
 
@@ -84,9 +84,7 @@ class Clients:
             (0, (TOPIC, n), encode_row(None, body(id, rng.choice((1, 60, 300))), None, tx.tx))
             for n, id in sent
         ]
-        found = self._topic.desks[gid].any_leader()
-        level_2 = found is not None and found[1].replica.state.level > 1
-        extra = PrepareExtra(heard_ms=self._heard_ms[gid]) if level_2 else None
+        extra = PrepareExtra(heard_ms=self._heard_ms[gid])
         request = prepare_request(APP, TOPIC, [tx], [rows], 0, extra, self._topic.topic_id)
         self.busy += 1
 
@@ -109,8 +107,7 @@ class Clients:
             self._topic.later(pause_s, self._decide, gid, tx, commit)
 
         self._topic.desks[gid].call(request, prepared, lambda: True, hears=hears)
-        if level_2:  # below that, a copy looks like a new transaction with this id
-            self._copy(gid, request)
+        self._copy(gid, request)
 
     def _decide(self, gid: int, tx: ClientTx, commit: bool) -> None:
         """Decide, even if the PREPARE was refused: an earlier copy of it may have opened the transaction."""

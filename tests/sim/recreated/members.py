@@ -3,9 +3,7 @@ membership state.
 
 A member commits what it has read at any time. Its calls and their answers may be lost or late. A static
 member's process is killed now and then, and the next one of its instance starts at once. Members may sleep
-until their sessions have ended, and their group is deleted meanwhile. Below level 6 topics have no ids, and a
-new leader cannot tell which one a member read before: there, a member that joins under a new leader claims
-nothing of an earlier life of the topic.
+until their sessions have ended, and their group is deleted meanwhile.
 """
 
 from __future__ import annotations
@@ -57,7 +55,6 @@ class Member:
         self._gid = coordinator_group(GROUP, len(topic.desks))
         self._membership = Membership(GROUP, self._name)
         self._held: dict[TopicPartition, _Place | None] = {}
-        self._term = -1
         self._calling = self._committing = False
         self.asleep_until = 0.0
 
@@ -83,7 +80,7 @@ class Member:
         self._process += 1
         self._name = f"{instance}@{self._process:016x}"
         self._membership = Membership(GROUP, self._name)
-        self._held, self._term = {}, -1
+        self._held = {}
         self._calling = self._committing = False
         self._topic.done["restarted"] += 1
 
@@ -98,22 +95,16 @@ class Member:
         found = None if self._calling else self._service()
         if found is None:
             return
-        app, service = found
+        _, service = found
         member, generation = self._membership, self._membership.generation
         self._calling = True
         if member.joined:
             answer = service.groups.heartbeat(GROUP, self._name, generation)
             self._later(self._heard, generation, member.joins, answer)
             return
-        term, life = app.replica._raft.term, self._topic.models[self._gid].at(app.applied_index)  # type: ignore[union-attr]
-        if term != self._term and not (self._membership.ids or {}).get(TOPIC):
-            number = -1 if life is None else life.number
-            stale = [tp for tp, place in self._held.items() if place is not None and place.era[0] != number]
-            for tp in stale:
-                del self._held[tp]
         claim = self._membership.claim()
         answer = service.groups.join(GROUP, self._name, [TOPIC], SESSION_S, list(self._held), *claim)
-        self._later(self._joined, term, answer)
+        self._later(self._joined, answer)
 
     def _later(self, then: Callable[..., None], *args: Any) -> None:
         """Deliver the answer later, or lose it."""
@@ -128,12 +119,11 @@ class Member:
     def _calls_end(self, *args: Any) -> None:
         self._calling = False
 
-    def _joined(self, term: int, answer: Reply) -> None:
+    def _joined(self, answer: Reply) -> None:
         self._calling = False
         if answer[0] == "ok" and isinstance(answer[1], InstanceTaken):
             raise Violation(f"{self._name}, the latest of its instance, is fenced", "unexpected-answer")
         if answer[0] == "ok" and isinstance(answer[1], GroupJoined):
-            self._term = term
             self._membership.on_join(answer[1])
 
     def _heard(self, generation: int, joins: int, answer: Reply) -> None:
@@ -183,11 +173,9 @@ class Member:
         if not replicas:
             return
         replica, app = self._rng.choice(replicas)
-        wanted = (self._membership.ids or {}).get(TOPIC, NO_ID)
+        wanted = self._membership.ids.get(TOPIC, NO_ID)
         model = self._topic.models[gid]
         life = model.at(app.applied_index)
-        if life is not None and wanted == NO_ID and life.number != place.era[0]:
-            return  # below level 6 nobody can tell topics of one name apart, so what it reads there is open
         result = app.fetch(*tp, place.offset, self._rng.choice(POLL_BYTES), wanted)
         if result is None or life is None:
             return

@@ -13,9 +13,10 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from escrowmq.replication.format.codec import Op, OpType
-from escrowmq.replication.model import BY_NAME, NO_ID, TopicInfo, first_group, group_of
-from escrowmq.replication.state.topics import UNSTATED
+from escrowmq.replication.format.codec import Op
+from escrowmq.replication.format.operation import OpType
+from escrowmq.replication.format.settings import UNSTATED
+from escrowmq.replication.model import NO_ID, TopicInfo, first_group, group_of
 from tests.sim.world import Violation
 
 #: The topic, and the app whose transactions use no other topic.
@@ -80,52 +81,55 @@ class Model:
         """An entry is applied for the first time."""
         self._now_ms = max(self._now_ms, now_ms)
         for place, op in enumerate(ops):
-            if op.type == OpType.PREPARE and op.meta[0] == APP:
-                self._prepare(op, ops[place + 1 : place + 1 + op.meta[8]])
-            elif op.type in (OpType.COMMIT, OpType.ROLLBACK) and op.meta[0] == APP:
-                for tx_id in op.meta[1]:
+            if op.type == OpType.PREPARE and op.meta.app == APP:
+                self._prepare(op, ops[place + 1 : place + 1 + op.meta.attached])
+            elif op.type in (OpType.COMMIT, OpType.ROLLBACK) and op.meta.app == APP:
+                for tx_id in op.meta.tx_ids:
                     self._end(tx_id, op.type == OpType.COMMIT)
-            elif op.type == OpType.CREATE_TOPIC and op.meta[0] == TOPIC:
+            elif op.type == OpType.CREATE_TOPIC and op.meta.name == TOPIC:
                 self._create(index, op)
-            elif op.type == OpType.DELETE_TOPIC and op.meta[0] == TOPIC and self._is_meant(op):
+            elif op.type == OpType.DELETE_TOPIC and op.meta.name == TOPIC and self._is_meant(op):
                 self._lives.append((index, None))
                 self.life = None
-            elif op.type in (OpType.CREATE_TOPIC, OpType.DELETE_TOPIC) and op.meta[0] != TOPIC:
+            elif op.type in (OpType.CREATE_TOPIC, OpType.DELETE_TOPIC) and op.meta.name != TOPIC:
                 self._another(op)
-            elif op.type == OpType.GROUP_OFFSETS and op.meta[1] == TOPIC and self.life is not None:
+            elif op.type == OpType.GROUP_OFFSETS and op.meta.topic == TOPIC and self.life is not None:
                 self._place(index, op)
             elif op.type == OpType.DELETE_GROUP:
-                if op.meta[0] == GROUP:  # share groups are deleted as well
+                if op.meta.group == GROUP:  # share groups are deleted as well
                     self._deletions.append(index)
                 if self.life is not None:
-                    self.life.places.pop(op.meta[0], None)
-            elif op.type in (OpType.MESSAGE, OpType.TRIM) and op.meta[0] == TOPIC and self.life is not None:
+                    self.life.places.pop(op.meta.group, None)
+            elif self.life is None or op.type not in (OpType.MESSAGE, OpType.TRIM):
+                continue
+            elif op.meta.topic == TOPIC:
                 (self._message if op.type == OpType.MESSAGE else self._trim)(op)
 
     def _is_meant(self, op: Op) -> bool:
-        if self.life is None or len(op.meta) == 1:
+        if self.life is None or op.meta.topic_id == NO_ID:
             return True
-        return self.life.id == op.meta[1] if self.gid == 0 else self.life.id <= op.meta[1]
+        return self.life.id == op.meta.topic_id if self.gid == 0 else self.life.id <= op.meta.topic_id
 
     def _another(self, op: Op) -> None:
-        """Another topic is created, perhaps with an id of this group, or deleted."""
-        name, with_id = op.meta[0], len(op.meta) > 3
+        """Another topic is created, in group 0 with the next id, or deleted."""
+        name, id = op.meta.name, op.meta.topic_id
         if op.type == OpType.DELETE_TOPIC:
-            if len(op.meta) == 1 or self._others.get(name) == op.meta[1]:
+            if id in (NO_ID, self._others.get(name)):
                 self._others.pop(name, None)
         elif name not in self._others:
-            self._last_id += with_id and self.gid == 0
-            self._others[name] = self._last_id if with_id else NO_ID
+            self._others[name] = self._next_id() if self.gid == 0 else id
+
+    def _next_id(self) -> int:
+        self._last_id += 1
+        return self._last_id
 
     def _create(self, index: int, op: Op) -> None:
-        id = op.meta[3] if len(op.meta) > 3 else 0
+        id = op.meta.topic_id
         if self.life is not None and not (self.gid > 0 and id > self.life.id):
             return  # it exists. (With a newer id, its deletion has never come to this group.)
-        if self.gid == 0 and len(op.meta) > 3:
-            self._last_id = id = self._last_id + 1
-        info = TopicInfo(
-            TOPIC, **{**UNSTATED, **op.meta[1]}, first_group=op.meta[2] if len(op.meta) > 2 else BY_NAME
-        )
+        if self.gid == 0:
+            id = self._next_id()
+        info = TopicInfo(TOPIC, **{**UNSTATED, **op.meta.settings}, first_group=op.meta.first_group)
         begin = first_group(info)
         here = [n for n in range(info.partitions) if group_of(begin, n, self._groups) == self.gid]
         self._count += 1
@@ -134,9 +138,9 @@ class Model:
 
     def _prepare(self, op: Op, attached: Sequence[Op]) -> None:
         """Record a PREPARE. (If it is refused as stale, it is never committed.)"""
-        (tx_id,) = op.meta[2]
+        (tx_id,) = op.meta.tx_ids
         fits = self.life is not None and all(
-            pre.meta[1] in self.life.held and (len(pre.meta) < 5 or pre.meta[4] == self.life.id)
+            pre.meta.partition in self.life.held and pre.meta.topic_id in (NO_ID, self.life.id)
             for pre in attached
         )
         if fits and tx_id not in self._prepared:
@@ -153,8 +157,8 @@ class Model:
     def _message(self, op: Op) -> None:
         """Record a plain message, which is stored as often as it arrives."""
         assert self.life is not None
-        if op.meta[1] in self.life.held and (len(op.meta) < 8 or op.meta[7] == self.life.id):
-            self._append(op.meta[2])
+        if op.meta.partition in self.life.held and op.meta.topic_id in (NO_ID, self.life.id):
+            self._append(op.meta.producer)
 
     def _append(self, name: str) -> None:
         assert self.life is not None
@@ -163,7 +167,7 @@ class Model:
 
     def _trim(self, op: Op) -> None:
         assert self.life is not None
-        topic, flat = op.meta[:2]
+        topic, flat = op.meta.topic, op.meta.starts
         for partition, start in zip(flat[::2], flat[1::2], strict=True):
             held = self.life.held.get(partition)
             if held is None:
@@ -179,7 +183,7 @@ class Model:
 
     def _place(self, index: int, op: Op) -> None:
         assert self.life is not None
-        group, _, flat = op.meta
+        group, flat = op.meta.group, op.meta.offsets
         for partition, offset in zip(flat[::2], flat[1::2], strict=True):
             self.check_place(self.life, index, group, partition, offset)
             self.life.places.setdefault(group, {})[partition] = offset

@@ -2,8 +2,8 @@
 all users of the topic.
 
 One operator works at a time, in all groups in turn, as the admin client does. If one dies half-way, another
-one repeats its work. From level 6 on they name the topic's id, and copies of their deletions arrive late. In
-one group, another operator may create the topic while the deletion is on its way to the log. Late copies of a
+one repeats its work. They name the topic's id, and copies of their deletions arrive late. In one group,
+another operator may create the topic while the deletion is on its way to the log. Late copies of a
 creation are not simulated: one creates a topic that was deleted, with nothing in it.
 """
 
@@ -17,7 +17,6 @@ from escrowmq.actors.admin.topic_creation import topic_settings
 from escrowmq.replication.format import ops
 from escrowmq.replication.format.codec import Op
 from escrowmq.replication.model import BY_NAME, NO_ID, ResultCode, TopicInfo, first_group, group_of
-from escrowmq.replication.state.topics import LEVEL_OF_IDS
 from tests.sim.broker_app import BrokerApplication
 from tests.sim.consumers import read_all
 from tests.sim.desk import Desk
@@ -36,8 +35,7 @@ DIES, DIES_S = 0.1, 0.3  # share of operators that die, and how soon
 HASTY = 0.5  # share of deletions in one group during which another operator creates the topic
 MEMBERS = 2
 RETENTION_MS = (-1, -1, 300, 600)
-PLACED_LEVEL = 4  # from this level on, a topic's creator chooses its first group
-COPIED, COPY_LATER_S = 0.4, (0.3, 1.0, 2.5)  # share of deletions naming an id that are copied; the delay
+COPIED, COPY_LATER_S = 0.4, (0.3, 1.0, 2.5)  # share of deletions that are copied; the delay
 DONE = (ResultCode.OK, ResultCode.DUPLICATE, ResultCode.UNKNOWN_TOPIC, ResultCode.OTHER_TOPIC)
 
 
@@ -58,9 +56,9 @@ class RecreatedTopic:
         )
         self._busy = self._began = False
         self._next_s = 0.0
-        #: Settings, first group, and the id that group 0 gave; 0: group 0 will give one; None: it gives none.
-        self._wanted: tuple[dict[str, int | str], int | None, int | None] | None = None
-        self._meant: int | None = None  # id of the topic that is being deleted
+        #: Settings, first group, and the id that group 0 gave; 0: it will give one.
+        self._wanted: tuple[dict[str, int | str], int, int] | None = None
+        self._meant = NO_ID  # id of the topic that is being deleted
         self._deleting = self._hasty = False
         self._clients = Clients(self)
         self._members = [Member(f"m{n}", self, static=n == 0) for n in range(MEMBERS)] if members else []
@@ -89,9 +87,8 @@ class RecreatedTopic:
         return group_of(first_group(self.info), partition, len(self.desks))
 
     def heard(self, gid: int, index: int, now_ms: int, entry: Sequence[Op]) -> None:
-        """An entry of a group is applied for the first time."""
-        if self._works:
-            self.models[gid].heard(index, now_ms, entry)
+        """An entry of a group is applied for the first time. All topics count, since each takes an id."""
+        self.models[gid].heard(index, now_ms, entry)
 
     def leader(self, gid: int) -> tuple[SimReplica, BrokerApplication] | None:
         """The leader that can be asked, if there is one."""
@@ -128,38 +125,26 @@ class RecreatedTopic:
     def _operate(self, now_s: float) -> None:
         rng = self.rng
         if self.info is not None:  # otherwise an operator died half-way
-            self._meant = self.info.topic_id or None
+            self._meant = self.info.topic_id
             self.info, self._wanted, self._deleting = None, None, True
             self._hasty = len(self.desks) == 1 and rng.random() < HASTY
-        if self._wanted is None and (self._hasty or not self._deleting) and not self._choose():
-            return
-        if self._meant is None and self._wanted is not None and self._wanted[2] is not None:
-            self._hasty = False  # a deletion by name that is sent twice would delete the new topic too
+        if self._wanted is None and (self._hasty or not self._deleting):
+            self._choose()
         self._busy = True
         alive = [True]
         if rng.random() < DIES:
             self.desks[0].later(DIES_S * rng.random(), self._die, alive)
         self._step(0, alive)
 
-    def _level(self) -> int:
-        """The lowest format level of all groups; 0: not every group has a leader that can be asked."""
-        leaders = [self.leader(gid) for gid in range(len(self.desks))]
-        return min(0 if found is None else found[1].replica.state.level for found in leaders)
-
-    def _choose(self) -> bool:
-        """Choose how the topic is created next; False: no leader can be asked."""
-        level = self._level()
-        if not level:
-            return False
-        placed = level >= PLACED_LEVEL and len(self.desks) > 1
-        first = self.rng.randrange(len(self.desks)) if placed else None
+    def _choose(self) -> None:
+        """Choose how the topic is created next."""
+        first = self.rng.randrange(len(self.desks)) if len(self.desks) > 1 else BY_NAME
         settings = topic_settings(
             self.rng.randint(1, len(self.desks) + 2),
             transaction_timeout_ms=600_000,  # so long that no check comes due
             retention_ms=self.rng.choice(RETENTION_MS),
         )
-        self._wanted = settings, first, NO_ID if level >= LEVEL_OF_IDS else None
-        return True
+        self._wanted = settings, first, NO_ID
 
     def _die(self, alive: list[bool]) -> None:
         if alive[0] and self._busy:
@@ -172,7 +157,7 @@ class RecreatedTopic:
             self._end(alive)
             return
         request = ops.delete_topic(TOPIC, self._meant) if self._deleting else b""
-        if self._deleting and self._meant is not None and self.rng.random() < COPIED:
+        if self._deleting and self.rng.random() < COPIED:
             pause_s = self.rng.choice(COPY_LATER_S) * (0.5 + self.rng.random())
             self.desks[gid].later(pause_s, self._copy_arrives, gid, request)
         creates = not self._deleting or self._hasty
@@ -185,7 +170,7 @@ class RecreatedTopic:
                 raise Violation(f"creation or deletion was answered {results[0]}", "unexpected-answer")
             if self._deleting and results[0][0] in (ResultCode.OK, ResultCode.DUPLICATE):
                 self.desks[gid].cluster.struck(RECREATED, TOPIC)
-            if creates and gid == 0 and self._wanted is not None and self._wanted[2] is not None:
+            if creates and gid == 0 and self._wanted is not None:
                 self._wanted = *self._wanted[:2], results[-1][1]
             self._step(gid + 1, alive)
 
@@ -202,8 +187,7 @@ class RecreatedTopic:
         if created:
             assert self._wanted is not None
             settings, first, topic_id = self._wanted
-            place = BY_NAME if first is None else first
-            self.info = TopicInfo(TOPIC, **settings, first_group=place, topic_id=topic_id or NO_ID)  # type: ignore[arg-type]
+            self.info = TopicInfo(TOPIC, **settings, first_group=first, topic_id=topic_id)  # type: ignore[arg-type]
             self.done["created"] += 1
         mean_s = PAUSE_S if self.info is None else self.life_s
         self._next_s = self.desks[0].world.elapsed_s + self.rng.expovariate(1 / mean_s)

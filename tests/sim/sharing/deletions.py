@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING
 from escrowmq.actors.admin.group_changes import delete_share_group, delete_topics
 from escrowmq.actors.client.share_groups import Submit, create_internal_topic, of_kind, set_group
 from escrowmq.replication.errors import ConfigError, EscrowMQError, GroupNotEmpty, UnknownGroup
-from escrowmq.replication.format.internal_topics import SHARE as KIND
-from escrowmq.replication.format.internal_topics import Value, dead_topic, retry_topic
+from escrowmq.replication.format.internal_topics import dead_topic, retry_topic
+from escrowmq.replication.format.settings import SHARE as KIND
+from escrowmq.replication.format.settings import Value
 from tests.sim.replayed import Replayed
 from tests.sim.sharing.records import named
 

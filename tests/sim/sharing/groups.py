@@ -18,8 +18,9 @@ from escrowmq.actors.share_consumer.held_batches import PlaceOfBatch
 from escrowmq.replication.errors import UnknownGroup, UnknownTopic
 from escrowmq.replication.format import ops, share_ops
 from escrowmq.replication.format.codec import encode_row
-from escrowmq.replication.format.internal_topics import Value, dead_topic, retry_topic
-from escrowmq.replication.format.share_ops import ANY_NUMBER, LEVEL_OF_SHARES
+from escrowmq.replication.format.internal_topics import dead_topic, retry_topic
+from escrowmq.replication.format.settings import Value
+from escrowmq.replication.format.share_ops import ANY_NUMBER
 from escrowmq.replication.model import NO_ID, ResultCode
 from tests.history.events import Recorder, body
 from tests.sim.broker_app import BrokerApplication
@@ -38,11 +39,10 @@ from tests.sim.sharing.tags import Tags
 from tests.sim.workload import Cluster
 from tests.sim.world import Violation
 
-SHARE = 0.4  # of schedules with such groups, where the format level allows it
+SHARE = 0.4  # of schedules with such groups
 GROUPS = ("mail", "bill")
 MEMBERS = 3  # of each group, at each broker group; with several of these, fewer beside the real clients
 MEMBERS_BESIDE, CLIENTS = 1, 2
-BEGIN_EVERY_S = 0.05
 BACK_S = 0.5  # approximate time until another member comes for one that has left
 SENT_MAX = 150
 #: Share of the steps with failures under way in which their leader's disk is full for a while.
@@ -121,14 +121,7 @@ class ShareGroups:
         return self.desks[0].cluster.calm
 
     def _begin(self) -> None:
-        """As soon as all broker groups have the level: everything in group 0, which gives ids and numbers,
-        and then the same in the others."""
-        if self.calm:
-            return
-        leaders = [desk.any_leader() for desk in self.desks]
-        if any(one is None or one[1].replica.state.level < LEVEL_OF_SHARES for one in leaders):
-            self.desks[0].later(BEGIN_EVERY_S, self._begin)
-            return
+        """Everything in group 0, which gives ids and numbers, and then the same in the others."""
         keep, count = self.rng.choice(KEEPS), len(self.desks)
         todo = {
             topic: topic_settings(partitions, transaction_timeout_ms=500, **keep)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from escrowmq.actors.admin.topic_creation import topic_settings
 from escrowmq.actors.client.share_groups import set_group
 from escrowmq.replication.format import ops
-from escrowmq.replication.format.internal_topics import GroupSettings, Value
+from escrowmq.replication.format.settings import GroupSettings, Value
 from escrowmq.replication.model import NO_ID, ResultCode
 from escrowmq.replication.state.shares import Shares
 from tests.sim.desk import Desk

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from escrowmq.replication.format import ops
-from escrowmq.replication.format.codec import PrepareExtra, decode_rows, encode_row
+from escrowmq.replication.format.codec import decode_rows, encode_row
 from escrowmq.replication.format.internal_topics import dead_topic
-from escrowmq.replication.format.ops import ROLLBACK
-from escrowmq.replication.format.share_ops import LEVEL_OF_LETTERS, pre_letters
+from escrowmq.replication.format.ops import ROLLBACK, PrepareExtra
+from escrowmq.replication.format.share_ops import pre_letters
 from escrowmq.replication.model import ResultCode
 from tests.history.events import body, identify
 from tests.sim.broker_app import BrokerApplication
@@ -70,7 +70,7 @@ class Redirects:
             return
         state, topic_id = leader.replica.state, self._world.ids[topic]
         present = state.topics.topics.get(topic)
-        if state.level < LEVEL_OF_LETTERS or present is None or present.info.topic_id != topic_id:
+        if present is None or present.info.topic_id != topic_id:
             return
         end = present.partitions[0].index.end
         result = leader.fetch(topic, 0, max(end - NEWEST, 0)) if end else None

@@ -8,8 +8,6 @@ topic, lost answers), at the end each message of the topic's last life must have
 that committed behind it, or that still has it in hand (``skipped``). The same is reported as soon as the
 group's place passes a message that no member was given. A record must be what stands at its offset in some
 life (``namesake``). A member that has unsubscribed is given nothing (``unsubscribed``).
-
-The group exists from format level 6 on: below that nobody can tell topics of one name apart.
 """
 
 from __future__ import annotations
@@ -23,9 +21,9 @@ from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.actors.consumer.config import ConsumerConfig
 from escrowmq.actors.consumer.consumer import Consumer
 from escrowmq.replication.errors import EscrowMQError
-from escrowmq.replication.format.codec import Op, OpType
+from escrowmq.replication.format.codec import Op
+from escrowmq.replication.format.operation import OpType
 from escrowmq.replication.model import ConsumerRecord
-from escrowmq.replication.state.topics import LEVEL_OF_IDS
 from tests.history.events import identify
 from tests.sim.broker_app import BrokerApplication
 from tests.sim.fibres import Fibres
@@ -196,9 +194,7 @@ class StreamGroup:
     def _begin(self) -> None:
         if self.calm:
             return
-        leaders = [leader for desk in self._all.desks if (leader := desk.any_leader()) is not None]
-        known = [app.replica.state.level for _, app in leaders]
-        if len(known) < len(self._all.desks) or min(known) < LEVEL_OF_IDS or not self._all.recreated.topic_id:
+        if not self._all.recreated.topic_id:
             self._all.later(BEGIN_EVERY_S, self._begin)
             return
         for _ in range(MEMBERS):
@@ -221,8 +217,10 @@ class StreamGroup:
             return
         life = self._all.recreated.models[gid].life
         for op in ops:
-            if op.type == OpType.GROUP_OFFSETS and op.meta[:2] == (GROUP, TOPIC) and life is not None:
-                for number, place in zip(op.meta[2][::2], op.meta[2][1::2], strict=True):
+            if op.type != OpType.GROUP_OFFSETS or life is None:
+                continue
+            if (op.meta.group, op.meta.topic) == (GROUP, TOPIC):
+                for number, place in zip(op.meta.offsets[::2], op.meta.offsets[1::2], strict=True):
                     self._passes(life.id, number, place)
 
     def _passes(self, topic_id: int, number: int, place: int) -> None:

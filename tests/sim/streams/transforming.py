@@ -32,7 +32,6 @@ from escrowmq.actors.consumer.positions import PartitionState
 from escrowmq.actors.producer.config import ProducerConfig
 from escrowmq.actors.producer.transactions.transaction import Transaction
 from escrowmq.replication.errors import ConfigError, EscrowMQError
-from escrowmq.replication.format.ops import LEVEL_OF_OFFSETS
 from escrowmq.replication.model import ConsumerRecord, Message
 from tests.history.events import body, identify
 from tests.sim.across.cores import VirtualCore
@@ -341,13 +340,8 @@ class Transformers:
         return self.works and not self.began and self.world.elapsed_s < PRELUDE_S
 
     def _begin(self) -> None:
-        leaders = [leader for desk in self.clients.desks if (leader := desk.any_leader()) is not None]
-        levels = [app.replica.state.level for _, app in leaders]
-        if len(levels) == len(self.clients.desks) and min(levels) >= LEVEL_OF_OFFSETS:
-            self._feeder = Client(self, "nacking-feeder")
-            self.fibres.start("nacking-feeder", self._feed)
-        elif not self.calm:
-            self.clients.later(AGAIN_S, self._begin)
+        self._feeder = Client(self, "nacking-feeder")
+        self.fibres.start("nacking-feeder", self._feed)
 
     def _feed(self) -> None:
         while True:
@@ -377,9 +371,7 @@ class Transformers:
         submit = submitting(router, MAKES_S)  # type: ignore[arg-type]
         wanted = {INPUT: PARTITIONS, **{group.output: groups for group in self.groups}}
         for name, partitions in wanted.items():
-            create_topic(
-                submit, groups, name, partitions, {}, clock=lambda: self.world.now, pause=self._feeder.sleep
-            )
+            create_topic(submit, groups, name, partitions, {})
         for group in self.groups:
             if group.kind != PLAIN:
                 set_group(submit, groups, group.name, {"max_attempts": ATTEMPTS})

@@ -13,7 +13,6 @@ from ray.data.datasource import WriteResult
 
 from escrowmq.actors.client.router import Router
 from escrowmq.actors.producer.config import Compression
-from escrowmq.actors.producer.encoding import value_packer
 from escrowmq.replication.errors import ConfigError, MessageTooLarge, OutcomeUnknown, Unavailable
 from escrowmq.spark_integration.ray_data import datasink
 from escrowmq.spark_integration.ray_data.arguments import ColumnNames
@@ -24,7 +23,7 @@ from escrowmq.spark_integration.sink.intents import Attempt
 from escrowmq.spark_integration.sink.link import SinkLink
 from tests.support.brokers import Brokers, ClientCalls
 from tests.support.packed import METHOD_NAMES, is_packed, stored_at
-from tests.support.producing import open_transactions, rows
+from tests.support.producing import open_transactions
 from tests.support.sinking import PARTITIONS, readable
 from tests.support.waiting import wait_until
 
@@ -187,7 +186,6 @@ def test_blocks_of_pandas_and_columns_of_other_names(brokers: Brokers, topic: st
 
 @pytest.mark.parametrize("method", METHOD_NAMES)
 def test_values_are_compressed_where_all_replicas_know_how(brokers: Brokers, topic: str, method: str) -> None:
-    brokers.at_highest_level()
     values = ["teapot " * (300 if n % 3 else 3) + str(n) for n in range(60)]
     write = Write(brokers, topic, compression=Compression(method))
     write.complete(write.task(0, block(*values[:30]), block(*values[30:])), write.task(1))
@@ -198,17 +196,6 @@ def test_values_are_compressed_where_all_replicas_know_how(brokers: Brokers, top
         for row in stored_at(brokers.leader_of(topic, partition).parts.running.replica, topic, partition)
     ]
     assert sorted(packed) == [False] * 20 + [True] * 40
-
-
-def test_below_that_level_values_are_written_as_they_are(
-    brokers: Brokers, topic: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(value_packer, "LEVEL_OF_PACKED", 1_000)
-    write = Write(brokers, topic, compression=Compression("zstd"))
-    write.complete(write.task(0, block("teapot " * 300)))
-    (partition,) = [p for p, _, _ in rows(brokers, topic, PARTITIONS)]
-    (row,) = stored_at(brokers.leader_of(topic, partition).parts.running.replica, topic, partition)
-    assert row.value == b"teapot " * 300
 
 
 @pytest.mark.parametrize(

@@ -106,7 +106,7 @@ def test_an_intent_of_a_batch_that_was_planned_anew_does_not_stand_in_for_it(
 def test_an_intent_is_carried_out_where_nobody_can_say_what_its_batch_read(
     brokers: Brokers, query: str, topic: str, link: SinkLink, store: IntentStore
 ) -> None:
-    """Intents of earlier versions, and offset logs that cannot be read from here."""
+    """Its planner could not read the offset log, or it cannot be read from here."""
     plan(store, 3, "0 to 40")
     older = prepare(link, query, 3, topic, [batch(*ROWS)])[0]
     store.create(Intent(3, epoch_id_of(query, 3), (older,)))

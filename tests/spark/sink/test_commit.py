@@ -43,7 +43,6 @@ def test_an_epoch_is_readable_after_its_commit_and_not_before(
 def test_rows_go_where_the_topic_was_placed_and_not_where_its_name_says(
     brokers: Brokers, query: str, link: SinkLink, store: IntentStore
 ) -> None:
-    brokers.at_highest_level()
     groups = brokers.info.groups
     brokers.topic(query, PARTITIONS, first=(by_name(query, 0, groups) + 1) % groups)
     tasks = [prepare(link, query, 0, query, [batch(*ROWS[i::2])], task=i)[0] for i in range(2)]

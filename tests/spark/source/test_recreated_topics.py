@@ -31,7 +31,6 @@ OLD, NEW = [b"old %d" % n for n in range(10)], [b"new %d" % n for n in range(25)
 
 @pytest.fixture
 def admin(brokers: Brokers) -> Iterator[Admin]:
-    brokers.at_highest_level()  # only then topics have ids
     made = Admin(brokers.info, timeout_s=10.0, calls=ClientCalls(brokers))
     yield made
     made.close()
@@ -160,7 +159,6 @@ def test_a_replica_that_still_has_the_old_topic_loses_nothing(
     admins = [Admin(each.info, timeout_s=10.0, calls=ClientCalls(each)) for each in (now, before)]
     try:
         for each, admin in zip((now, before), admins, strict=True):
-            each.at_highest_level()
             create(each, admin, "t", OLD)
         create_again(now, admins[0], "t")
         (planned,) = planning.plan(router, "t", "earliest", "latest", None)

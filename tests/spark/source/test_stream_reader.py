@@ -33,7 +33,6 @@ ReaderOf = Callable[..., EscrowMQStreamReader]
 @pytest.fixture(scope="module")
 def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Brokers]:
     running = Brokers(tmp_path_factory.mktemp("brokers"), groups=2, replicas=1)
-    running.at_highest_level()
     yield running
     running.close()
 
