@@ -40,13 +40,13 @@ LONGEST_FIRST = (
     "test_packaging.py",
     "integration/test_ray_cluster_yaml.py",
     "integration/test_spark_examples.py",
-    "sim/test_broker_simulation.py",
-    "sim/test_simulation.py",
+    "sim/group/test_broker_simulation.py",
+    "sim/group/test_simulation.py",
     "sim/across/test_across.py",
     "controls/test_controls.py",
-    "sim/test_ghosts.py",
-    "sim/test_campaign.py",
-    "sim/test_member_changes.py",
+    "sim/group/test_ghosts.py",
+    "sim/running/test_campaign.py",
+    "sim/group/test_member_changes.py",
 )
 #: One worker runs the files of a group one after the other: they share Ray, a cluster and a JVM with a Spark
 #: session; or database servers.
@@ -92,7 +92,8 @@ SIMULATED = (
 )
 #: Of these folders: they start processes or threads, or wait for them, for a bounded time.
 NOT_SIMULATED = (
-    *("sim/test_campaign.py", "sim/test_minimise.py", "fuzz/test_calls.py", "fuzz/test_share_calls.py"),
+    *("sim/running/test_campaign.py", "sim/running/test_minimise.py"),
+    *("fuzz/test_calls.py", "fuzz/test_share_calls.py"),
     *("replication/format/test_packing.py", "replication/log/test_datadir.py"),
     *("replication/log/test_defect_k_durability.py", "replication/log/test_disk.py"),
     *("replication/log/test_journal_reading.py", "replication/replica/test_checkpoint_steps.py"),

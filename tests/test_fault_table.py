@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from tests.chaos.kinds import Kind
-from tests.sim.faultplan import CHANGE, GROUP_KINDS, ONE_GROUP_KINDS
+from tests.sim.faults.plan import CHANGE, GROUP_KINDS, ONE_GROUP_KINDS
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "reliability.md"
 

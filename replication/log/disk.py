@@ -1,8 +1,8 @@
 """The disk as the log sees it: flat names in one directory, append-only files, explicit syncs.
 
 Everything that must survive a power cut goes through these few calls, so that a simulated disk
-(tests/sim/disk.py) can lose exactly what a real one may lose: bytes that were not synced, and names
-whose directory was not synced. Failures are reported as three types only: DiskFull (nothing was
+(tests/sim/environment/disk.py) can lose exactly what a real one may lose: bytes that were not synced, and
+names whose directory was not synced. Failures are reported as three types only: DiskFull (nothing was
 written, try again when there is room), FsyncFailed and DiskFailed (the process must end). A failed
 sync must never be retried: the kernel drops the dirty pages, and a second sync reports success falsely.
 """

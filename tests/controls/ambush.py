@@ -21,10 +21,10 @@ from dataclasses import dataclass, field
 import pytest
 
 from escrowmq.replication.format import wire
-from tests.sim import faultplan
-from tests.sim.network import Link
-from tests.sim.replica import SimReplica
-from tests.sim.simulation import Simulation
+from tests.sim.environment.network import Link
+from tests.sim.faults import plan as faultplan
+from tests.sim.group.replica import SimReplica
+from tests.sim.group.simulation import Simulation
 
 LOOK_EVERY_S = 0.01
 STEP_MAX_S = 2.0  # after that it starts over

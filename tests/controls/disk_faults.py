@@ -22,8 +22,8 @@ from escrowmq.replication.state.index import PartitionIndex
 from escrowmq.replication.state.machine import StateMachine
 from tests.controls.planting import plant
 from tests.controls.raft_faults import LOST, VOTES
-from tests.sim import broker_app
-from tests.sim.disk import SimDisk, SimFile
+from tests.sim.environment.disk import SimDisk, SimFile
+from tests.sim.group import broker_app
 
 #: Reports of a replica whose state does not match its log.
 STATE = (

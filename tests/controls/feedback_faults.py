@@ -17,7 +17,7 @@ from escrowmq.replication.model import TransactionState
 from escrowmq.replication.state.due_queue import DueQueue
 from tests.controls.planting import plant
 from tests.controls.scenes import UNFENCED, world
-from tests.sim import broker_workload, checkers, producers
+from tests.sim.clients import broker_workload, checkers, producers
 
 INVENTED = (
     *("invented-decision", "unstable-outcome", "G1a", "lost-write", "both-decided", "precommitted-read"),

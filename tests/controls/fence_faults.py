@@ -16,11 +16,11 @@ from escrowmq.feedback.database.producing import Ask, Transaction, note_known
 from escrowmq.feedback.database.statements import ROLLED_BACK, Dialect, Statements
 from escrowmq.replication.model import TransactionState
 from tests.controls.planting import plant
-from tests.sim import broker_workload, fenced, producers, purging
-from tests.sim.broker_workload import BrokerWorkload
-from tests.sim.fenced import FencedProducer
-from tests.sim.ledger import ClientTx
-from tests.sim.producers import Producer
+from tests.sim.clients import broker_workload, fenced, producers, purging
+from tests.sim.clients.broker_workload import BrokerWorkload
+from tests.sim.clients.fenced import FencedProducer
+from tests.sim.clients.ledger import ClientTx
+from tests.sim.clients.producers import Producer
 
 SPLIT = ("fence-split",)
 

@@ -18,10 +18,11 @@ from escrowmq.replication.raft.rejoin import Rejoin
 from tests.controls.member_faults import many_changes, without_looking_who_stays
 from tests.controls.planting import plant
 from tests.controls.raft_faults import LOST, STUCK, VOTES
-from tests.sim import faultplan, supervisor
-from tests.sim.network import SimNetwork
-from tests.sim.replica import SimReplica
-from tests.sim.supervisor import Supervisor
+from tests.sim.environment.network import SimNetwork
+from tests.sim.faults import plan as faultplan
+from tests.sim.group import supervisor
+from tests.sim.group.replica import SimReplica
+from tests.sim.group.supervisor import Supervisor
 
 
 def many_ghosts(patch: pytest.MonkeyPatch) -> None:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from tests.controls.planting import RELAYS, Planted, planted
 from tests.relays import schedule as relays
 from tests.sim.across.scene import KEPT
-from tests.sim.runner import WORKLOADS
-from tests.sim.schedules import made
-from tests.sim.world import Violation
+from tests.sim.environment.world import Violation
+from tests.sim.running.runner import WORKLOADS
+from tests.sim.running.schedules import made
 
 
 @dataclass(frozen=True, slots=True)

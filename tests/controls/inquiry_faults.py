@@ -32,7 +32,7 @@ from tests.sim.across.branching import CALL_S, SimBranches
 from tests.sim.across.scene import Scene
 from tests.sim.across.simulation import Part
 from tests.sim.across.wire import Wire
-from tests.sim.broker_app import number_of
+from tests.sim.group.broker_app import number_of
 
 SHORT_MS = 100
 

@@ -20,7 +20,8 @@ from escrowmq.replication.raft.node import RaftNode
 from escrowmq.replication.raft.pysync import Core
 from tests.controls.planting import plant
 from tests.controls.raft_faults import LOST, STUCK, VOTES
-from tests.sim import faultplan, members
+from tests.sim.faults import plan as faultplan
+from tests.sim.group import members
 
 #: Certain proof that a group counts wrongly: it elects two leaders or loses what was acknowledged.
 SURE = (*VOTES, *LOST)

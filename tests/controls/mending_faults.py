@@ -19,7 +19,7 @@ from escrowmq.replication.raft.node import RaftNode
 from tests.controls.planting import plant
 from tests.controls.raft_faults import LOST, STUCK
 from tests.controls.schism import damage_where_logs_differ, nobody_gives_entries
-from tests.sim.repair import SimRestoring
+from tests.sim.group.repair import SimRestoring
 
 #: Damage everywhere, and frequent restarts, so that replicas read it.
 DAMAGE = {"flip-log": 60, "roll": 40, "power-cut": 40, "kill": 30}

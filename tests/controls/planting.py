@@ -23,16 +23,19 @@ from dataclasses import dataclass, replace
 import pytest
 
 from tests.relays import schedule as relays
-from tests.sim import aiming, broken_link, delayed, purging, supervisor, topic_changes
 from tests.sim.across import later, named, producers, scene
-from tests.sim.checks import Checker
-from tests.sim.faultplan import ADDED, CHANGES, GROUP_WEIGHTS, WEIGHTS
-from tests.sim.members import LATE_S
+from tests.sim.checks.invariants import Checker
+from tests.sim.clients import delayed, purging, topic_changes
+from tests.sim.environment import broken_link
+from tests.sim.faults import aiming
+from tests.sim.faults.plan import ADDED, CHANGES, GROUP_WEIGHTS, WEIGHTS
+from tests.sim.group import supervisor
+from tests.sim.group.members import LATE_S
+from tests.sim.group.supervisor import ACTS_AFTER_S
 from tests.sim.questions import operators as questions
 from tests.sim.recreated import topic as recreated_topic
 from tests.sim.sharing import deletions, redirects, tags
 from tests.sim.sharing import groups as share_groups
-from tests.sim.supervisor import ACTS_AFTER_S
 
 Install = Callable[[pytest.MonkeyPatch], None]
 #: The workload of faults that the simulator does not run: tests/relays does.

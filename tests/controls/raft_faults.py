@@ -25,9 +25,9 @@ from escrowmq.replication.raft.replicator import PeerProgress
 from tests.controls.ambush import stale_acknowledgements
 from tests.controls.guards import take_away
 from tests.controls.planting import plant
-from tests.sim import broken_link
-from tests.sim.network import SimNetwork
-from tests.sim.replica import CRASHES_WHILE_COPYING
+from tests.sim.environment import broken_link
+from tests.sim.environment.network import SimNetwork
+from tests.sim.group.replica import CRASHES_WHILE_COPYING
 
 #: Reports that an acknowledged entry was lost or changed. SafetyViolation comes from the product itself,
 #: which refuses to cut committed entries.

@@ -13,7 +13,7 @@ from escrowmq.replication.state.held_letters import HeldLetters
 from escrowmq.replication.state.machine import StateMachine
 from tests.controls.planting import plant
 from tests.controls.share_faults import shared
-from tests.sim.ledger import REDIRECTS
+from tests.sim.clients.ledger import REDIRECTS
 from tests.sim.sharing import members, redirects
 
 

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from escrowmq.replication.host.repair import RANGE_BYTES_MAX
-from tests.sim import upkeep
-from tests.sim.damage import scrub, sound_entries
-from tests.sim.repair import SimPeers
-from tests.sim.replica import SimReplica
-from tests.sim.simulation import Simulation
+from tests.sim.faults.damage import scrub, sound_entries
+from tests.sim.group import maintenance as upkeep
+from tests.sim.group.repair import SimPeers
+from tests.sim.group.replica import SimReplica
+from tests.sim.group.simulation import Simulation
 
 LOOK_EVERY_S = 0.02
 

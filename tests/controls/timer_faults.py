@@ -24,7 +24,7 @@ from escrowmq.replication.state.timers import TimerCounts, Timers, records_of
 from escrowmq.replication.timers import sealed_file
 from escrowmq.replication.timers.record import FIRST_KEY, living
 from tests.controls.planting import plant
-from tests.sim import delayed
+from tests.sim.clients import delayed
 
 LOST = ("schedule-lost", "timers-differ", "CorruptLog")
 

@@ -25,7 +25,8 @@ from escrowmq.replication.state.topics import TopicTable
 from tests.controls.planting import plant
 from tests.controls.scenes import FORGETFUL, world
 from tests.controls.state_faults import rewire
-from tests.sim import broker_app, topic_changes
+from tests.sim.clients import topic_changes
+from tests.sim.group import broker_app
 from tests.sim.recreated import clients as recreated_clients
 from tests.sim.recreated import group as recreated_group
 from tests.sim.recreated import topic as recreated_topic

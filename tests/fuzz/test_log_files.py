@@ -24,7 +24,7 @@ from escrowmq.replication.timers.record import FIRST_KEY, KEY_BYTES
 from escrowmq.replication.timers.runs import in_order
 from escrowmq.replication.timers.sealed_file import SealedFile, verify_timers
 from tests.fuzz.engine import EXAMPLES, Target, drawn, fuzz
-from tests.sim.disk import SimDisk
+from tests.sim.environment.disk import SimDisk
 from tests.support.fed_state import dump
 from tests.support.golden_files import (
     FILES,

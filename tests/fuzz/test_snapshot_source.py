@@ -19,7 +19,7 @@ from escrowmq.replication.log.install import MARKER, finish_install, staged_name
 from escrowmq.replication.log.journal import SegmentJournal
 from escrowmq.replication.log.vote import VoteFile
 from tests.fuzz.engine import EXAMPLES, Target, examine, fuzz
-from tests.sim.disk import SimDisk
+from tests.sim.environment.disk import SimDisk
 from tests.support.golden_files import mend_runs, mend_segment, mend_snapshot, mend_timers
 from tests.support.offered_files import (
     KINDS,

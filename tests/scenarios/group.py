@@ -29,7 +29,7 @@ from escrowmq.replication.log.journal import SegmentJournal
 from escrowmq.replication.log.recovery import segment_firsts
 from escrowmq.replication.raft.members import Act, Step
 from escrowmq.replication.raft.node import RaftConfig, check_fit
-from tests.sim.disk import SimDisk
+from tests.sim.environment.disk import SimDisk
 from tests.support.stage import Mail, OurMember, Stage
 
 #: A few entries a segment, so that every log has sealed ones.

@@ -5,9 +5,9 @@ import sys
 
 import typer
 
-from tests.sim.campaign import campaign
-from tests.sim.runner import main
-from tests.sim.totals import total
+from tests.sim.running.campaign import campaign
+from tests.sim.running.runner import main
+from tests.sim.running.totals import total
 
 COMMANDS = {"total": total, "campaign": campaign}
 

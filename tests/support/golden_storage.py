@@ -10,7 +10,7 @@ import random
 from pathlib import Path
 
 from escrowmq.replication.log.journal import SegmentJournal
-from tests.sim.disk import SimDisk
+from tests.sim.environment.disk import SimDisk
 
 FOLDER = Path(__file__).parent.parent / "golden" / "storage"
 #: (command, index, term): two group commits in the first segment, one in the second.

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from escrowmq.replication.log.journal import SegmentJournal
 from escrowmq.replication.log.syncjob import SyncJob
-from tests.sim.disk import PowerCut, SimDisk
+from tests.sim.environment.disk import PowerCut, SimDisk
 
 SEGMENT_BYTES = 2000
 SIZES = (0, 1, 7, 100, 400, 600, 1500, 2500)  # around a sector of 512 and a segment of 2,000

@@ -23,7 +23,7 @@ from escrowmq.replication.host.running_replica import RunningReplica
 from escrowmq.replication.replica.validation import parse_request
 from escrowmq.replication.state.machine import StateMachine
 from escrowmq.replication.state.transactions import STATE_OF
-from tests.sim.disk import SimDisk
+from tests.sim.environment.disk import SimDisk
 from tests.support.clock import now
 from tests.support.places import by_name
 from tests.support.requests import Submitting, prepare

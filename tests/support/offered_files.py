@@ -17,7 +17,7 @@ from escrowmq.replication.log.disk import Disk
 from escrowmq.replication.log.install import MARKER, staged_name, switch_files
 from escrowmq.replication.log.journal import SegmentJournal
 from escrowmq.replication.replica.damage import damage_in
-from tests.sim.disk import PowerCut, SimDisk
+from tests.sim.environment.disk import PowerCut, SimDisk
 from tests.support.golden_files import RUNS, SNAPSHOT, TIMERS
 from tests.support.storage import NEWEST, fill, sim_disk
 

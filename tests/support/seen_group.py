@@ -10,7 +10,7 @@ from typing import Any
 
 from escrowmq.replication.format.membership import Members, encode_members
 from escrowmq.replication.log.member_history import MemberHistory
-from tests.sim.checks import Checker
+from tests.sim.checks.invariants import Checker
 
 BEGINNING = Members(1, ("a", "b", "c"))
 

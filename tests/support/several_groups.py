@@ -35,7 +35,7 @@ from escrowmq.replication.replica.branches import Branches
 from escrowmq.replication.replica.validation import parse_request
 from escrowmq.replication.state.machine import Result
 from escrowmq.replication.state.transactions import STATE_OF
-from tests.sim.disk import SimDisk
+from tests.sim.environment.disk import SimDisk
 from tests.support.places import by_name
 from tests.support.reading import everything, named
 from tests.support.requests import UP_TO_DATE

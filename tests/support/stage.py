@@ -19,7 +19,7 @@ from escrowmq.replication.log.journal import SegmentJournal
 from escrowmq.replication.log.peer_marks import Incarnations
 from escrowmq.replication.raft.node import RaftConfig, RaftNode
 from escrowmq.replication.raft.pysync import PeerNode, thread_clock
-from tests.sim.disk import SimDisk
+from tests.sim.environment.disk import SimDisk
 
 STEP_S = 0.01
 Message = dict[str, Any]

@@ -9,7 +9,7 @@ from escrowmq.replication.log.disk import Disk
 from escrowmq.replication.log.journal import SegmentJournal
 from escrowmq.replication.replica.checkpoints import Checkpoints
 from escrowmq.replication.state.machine import StateMachine
-from tests.sim.disk import SimDisk
+from tests.sim.environment.disk import SimDisk
 
 NEWEST = "0000000000000001.log"
 

@@ -18,7 +18,7 @@ from escrowmq.replication.log.journal import SegmentJournal
 from escrowmq.replication.log.syncjob import SyncJob
 from escrowmq.replication.net.handshake import PeerIdentity
 from escrowmq.replication.raft.node import PeerLink, RaftNode
-from tests.sim.disk import SimDisk
+from tests.sim.environment.disk import SimDisk
 from tests.support.raft_group import Outcome, RaftGroup
 from tests.support.waiting import wait_until
 

@@ -23,7 +23,7 @@ from escrowmq.replication.log.install import staged_name
 from escrowmq.replication.log.journal import SegmentJournal
 from escrowmq.replication.log.vote import VoteFile
 from escrowmq.replication.replica import damage
-from tests.sim.disk import SimDisk
+from tests.sim.environment.disk import SimDisk
 from tests.support.golden_files import mend_segment
 from tests.support.offered_files import (
     KINDS,

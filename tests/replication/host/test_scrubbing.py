@@ -18,7 +18,7 @@ from escrowmq.replication.host.maintenance import BUSY_MAX, BUSY_S, RATE_MIN, Sc
 from escrowmq.replication.log.journal import SegmentJournal
 from escrowmq.replication.log.segment import sidecar_is_sound
 from escrowmq.replication.replica.damage import verify_state_file
-from tests.sim.disk import SimDisk
+from tests.sim.environment.disk import SimDisk
 from tests.support.broker_group import BrokerGroup, texts
 from tests.support.golden_files import RUNS, SNAPSHOT, TIMERS
 from tests.support.offered_files import damage_in_bytes

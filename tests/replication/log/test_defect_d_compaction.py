@@ -13,7 +13,7 @@ import pytest
 from pysyncobj.journal import FileJournal, ResizableFile
 
 from escrowmq.replication.log.journal import SegmentJournal
-from tests.sim.disk import PowerCut
+from tests.sim.environment.disk import PowerCut
 from tests.support.storage import command, fill, indexes, sim_disk
 
 ENTRIES = 30

@@ -17,7 +17,7 @@ from escrowmq.replication.log.holes import Hole, StoredEntry, write_hole
 from escrowmq.replication.log.journal import SegmentJournal
 from escrowmq.replication.log.recovery import survey_log
 from escrowmq.replication.log.vote import VoteFile
-from tests.sim.disk import SimDisk, SimFile
+from tests.sim.environment.disk import SimDisk, SimFile
 from tests.support.storage import NEWEST, command, fill, indexes, sim_disk, synced_log
 
 

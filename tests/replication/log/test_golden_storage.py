@@ -7,7 +7,7 @@ import random
 import pytest
 
 from escrowmq.replication.log.journal import SegmentJournal
-from tests.sim.disk import SimDisk
+from tests.sim.environment.disk import SimDisk
 from tests.support import golden_storage as golden
 
 NAMES = ["0000000000000001.log", "0000000000000001.pos", "0000000000000005.log", "vote"]

@@ -13,7 +13,7 @@ from escrowmq.replication.host.repair import RANGE_BYTES_MAX, end_is_known, mend
 from escrowmq.replication.log.holes import StoredEntry, read_stored
 from escrowmq.replication.log.journal import SegmentJournal
 from escrowmq.replication.log.recovery import read_files, segment_firsts, survey_log
-from tests.sim.disk import PowerCut, SimDisk
+from tests.sim.environment.disk import PowerCut, SimDisk
 from tests.support.storage import command, fill, indexes, set_content, sim_disk
 
 SEGMENT_BYTES = 200  # two entries

@@ -11,7 +11,7 @@ from google_crc32c import value as crc32c
 from escrowmq.replication.errors import CorruptLog, UnknownVersion
 from escrowmq.replication.log.install import MARKER, PREFIX, staged_name, switch_files
 from escrowmq.replication.log.journal import SegmentJournal
-from tests.sim.disk import PowerCut, SimDisk
+from tests.sim.environment.disk import PowerCut, SimDisk
 from tests.support.storage import NEWEST, command, fill, indexes, sim_disk, synced_log
 
 CHECKPOINT = "0000000000000020.snap"

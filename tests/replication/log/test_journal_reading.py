@@ -10,7 +10,7 @@ import pytest
 from escrowmq.replication.errors import OffsetGone
 from escrowmq.replication.log.disk import Disk, RealDisk
 from escrowmq.replication.log.journal import SegmentJournal
-from tests.sim.disk import SimDisk
+from tests.sim.environment.disk import SimDisk
 from tests.support.one_replica import open_files
 from tests.support.storage import command, fill, indexes, sealed_log, sim_disk, synced_log
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from escrowmq.replication.log.datadir import LEARNER, LOST, Marks
-from tests.sim.disk import SimDisk
+from tests.sim.environment.disk import SimDisk
 
 
 def test_a_power_cut_neither_takes_a_mark_nor_brings_one_back() -> None:

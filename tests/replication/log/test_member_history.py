@@ -11,7 +11,7 @@ from escrowmq.replication.format.membership import Members, encode_members, foun
 from escrowmq.replication.format.segment_format import decode_sidecar, encode_sidecar, sidecar_name
 from escrowmq.replication.log.journal import SegmentJournal
 from escrowmq.replication.log.member_history import MemberHistory
-from tests.sim.disk import SimDisk
+from tests.sim.environment.disk import SimDisk
 
 BEGINNING = founding(["0", "1", "2"])
 WITH_3 = Members(2, ("0", "1", "2"), ("3",), "x", 3)

@@ -11,7 +11,7 @@ from escrowmq.replication.format.segment_format import log_name, sidecar_name
 from escrowmq.replication.log import journal as journal_module
 from escrowmq.replication.log.holes import StoredEntry
 from escrowmq.replication.log.journal import SegmentJournal
-from tests.sim.disk import SimDisk
+from tests.sim.environment.disk import SimDisk
 
 BEGINNING = founding(["0", "1", "2"])
 CHANGED = Members(2, ("0", "1", "2", "3", "4"), (), "x", 4)

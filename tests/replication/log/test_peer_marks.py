@@ -17,7 +17,7 @@ from escrowmq.replication.log.peer_marks import (
     _decode,
     _encode,
 )
-from tests.sim.disk import PowerCut, SimDisk
+from tests.sim.environment.disk import PowerCut, SimDisk
 
 OWN = Incarnation(0, "own")
 FIRST, SECOND, OTHER = Incarnation(0, "a"), Incarnation(1, "b"), Incarnation(1, "c")

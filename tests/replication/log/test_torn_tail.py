@@ -10,7 +10,7 @@ from escrowmq.replication.format.segment_format import FILE_HEADER_SIZE, encode_
 from escrowmq.replication.log.holes import SECTOR
 from escrowmq.replication.log.journal import SegmentJournal
 from escrowmq.replication.log.recovery import survey_log
-from tests.sim.disk import SimDisk
+from tests.sim.environment.disk import SimDisk
 from tests.support.storage import NEWEST, command, fill, indexes, set_content, sim_disk, synced_log
 
 SIZE = 40

@@ -7,7 +7,7 @@ import pytest
 from escrowmq.replication.errors import CorruptLog, UnknownVersion
 from escrowmq.replication.log.journal import SegmentJournal
 from escrowmq.replication.log.vote import FILE_SIZE, NAME, SLOT_POSITIONS, VoteFile
-from tests.sim.disk import PowerCut
+from tests.sim.environment.disk import PowerCut
 from tests.support.storage import set_content, sim_disk, synced_log
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from escrowmq.replication.log.disk import RealDisk
-from tests.sim.disk import PowerCut, SimDisk, SimFile
+from tests.sim.environment.disk import PowerCut, SimDisk, SimFile
 
 OLD, NEW = b"old" * 300, (b"new" * 300, b"and more" * 100)
 SEEDS = 40

@@ -11,7 +11,7 @@ from escrowmq.replication.errors import CorruptLog
 from escrowmq.replication.log.journal import SegmentJournal
 from escrowmq.replication.raft.node import RaftConfig, RaftNode
 from escrowmq.replication.raft.replicator import PeerProgress, quorum_index
-from tests.sim.disk import SimDisk
+from tests.sim.environment.disk import SimDisk
 from tests.support.stage import Mail, OurMember, Stage, our_group
 
 

@@ -15,7 +15,7 @@ from escrowmq.replication.replica import checkpoints as under_test
 from escrowmq.replication.replica.checkpoints import CheckpointJob, Checkpoints, snapshot_name
 from escrowmq.replication.state.machine import StateMachine
 from escrowmq.replication.state.stored_runs import StoredTable
-from tests.sim.disk import SimDisk
+from tests.sim.environment.disk import SimDisk
 from tests.support.storage import sim_disk, take, to_the_end
 
 PARTITIONS = 600

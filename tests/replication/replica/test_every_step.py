@@ -16,7 +16,7 @@ from escrowmq.replication.format import ops
 from escrowmq.replication.format.ops import PrepareExtra
 from escrowmq.replication.state.machine import StateMachine
 from escrowmq.replication.state.snapshot import restore
-from tests.sim.disk import PowerCut, SimDisk
+from tests.sim.environment.disk import PowerCut, SimDisk
 from tests.support.next_level import NEXT, know_the_next_level, raise_level
 from tests.support.requests import APP, prepare
 from tests.support.single import Single

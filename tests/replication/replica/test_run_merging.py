@@ -17,7 +17,7 @@ from escrowmq.replication.replica.run_merging import FAN_IN, RunMergeJob, level_
 from escrowmq.replication.state import stored_runs
 from escrowmq.replication.state.index import Run
 from escrowmq.replication.state.machine import StateMachine
-from tests.sim.disk import PowerCut, SimDisk
+from tests.sim.environment.disk import PowerCut, SimDisk
 from tests.support.storage import sim_disk
 
 PARTITIONS, VISITS = 5, 3

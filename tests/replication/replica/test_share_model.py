@@ -17,7 +17,7 @@ from escrowmq.replication.replica import copies
 from escrowmq.replication.replica.share_admission import ShareAdmission, ranges_of
 from escrowmq.replication.state import snapshot
 from escrowmq.replication.timers.record import RECORD
-from tests.sim.disk import SimDisk
+from tests.sim.environment.disk import SimDisk
 from tests.support.fed_state import waiting
 from tests.support.reading import everything
 from tests.support.single import Single

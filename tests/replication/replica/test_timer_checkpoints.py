@@ -19,7 +19,7 @@ from escrowmq.replication.state.machine import StateMachine
 from escrowmq.replication.timers import sealed_file, store
 from escrowmq.replication.timers.record import KEY_BYTES, RECORD, deliver_ms_of, last_key, log_index_of
 from escrowmq.replication.timers.sealed_file import FAN_IN, SealedFile
-from tests.sim.disk import PowerCut, SimDisk
+from tests.sim.environment.disk import PowerCut, SimDisk
 from tests.support.fed_state import dump, waiting
 from tests.support.storage import sim_disk, take, to_the_end
 

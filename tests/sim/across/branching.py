@@ -15,8 +15,8 @@ from escrowmq.replication.replica.branches import Branches
 from escrowmq.replication.replica.validation import parse_request
 from escrowmq.replication.state.machine import Result
 from tests.sim.across.turns import WorldTurns
-from tests.sim.broker_app import BrokerApplication
-from tests.sim.workload import ReplicaContext
+from tests.sim.clients.workload import ReplicaContext
+from tests.sim.group.broker_app import BrokerApplication
 
 if TYPE_CHECKING:
     from tests.sim.across.workload import AcrossWorkload

@@ -19,7 +19,7 @@ from escrowmq.replication.errors import OutcomeUnknown, TransactionConflict
 from escrowmq.replication.model import Message, TransactionState
 from tests.history.events import Sent
 from tests.sim.across.ledger import AcrossTx
-from tests.sim.coverage import AcrossPhase, Phase
+from tests.sim.running.coverage import AcrossPhase, Phase
 
 if TYPE_CHECKING:
     from tests.sim.across.producers import AcrossProducer

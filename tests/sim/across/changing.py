@@ -17,13 +17,13 @@ from escrowmq.replication.host.member_changes import MemberChanges
 from escrowmq.replication.host.running_replica import RunningReplica
 from escrowmq.replication.raft.members import Goal, Step
 from escrowmq.replication.raft.node import RaftNode
-from tests.sim.broker_app import BrokerApplication
-from tests.sim.members import Change, Operators
-from tests.sim.world import Violation
+from tests.sim.environment.world import Violation
+from tests.sim.group.broker_app import BrokerApplication
+from tests.sim.group.members import Change, Operators
 
 if TYPE_CHECKING:
-    from tests.sim.replica import SimReplica
-    from tests.sim.simulation import Simulation
+    from tests.sim.group.replica import SimReplica
+    from tests.sim.group.simulation import Simulation
 
 
 #: Steps that change the members.

@@ -15,7 +15,7 @@ from escrowmq.replication.format.ops import cut
 from escrowmq.replication.model import ResultCode
 from tests.history.subjects import Tx
 from tests.sim.across.turns import WorldTurns
-from tests.sim.world import Violation
+from tests.sim.environment.world import Violation
 
 if TYPE_CHECKING:
     from tests.sim.across.workload import AcrossWorkload

@@ -21,9 +21,9 @@ from escrowmq.feedback.config import AnswererConfig
 from escrowmq.feedback.policy import Trouble
 from escrowmq.replication.calling.answers import MembersReport
 from escrowmq.replication.model import TransactionState
-from tests.sim.checkers import CONFIG, DELAYS_S, ROOM, STATES
-from tests.sim.faultplan import members_change
-from tests.sim.world import Violation
+from tests.sim.clients.checkers import CONFIG, DELAYS_S, ROOM, STATES
+from tests.sim.environment.world import Violation
+from tests.sim.faults.plan import members_change
 
 if TYPE_CHECKING:
     from tests.sim.across.producers import AcrossProducer

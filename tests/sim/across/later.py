@@ -16,12 +16,12 @@ from escrowmq.replication.format.codec import Op
 from escrowmq.replication.format.operation import OpType
 from escrowmq.replication.model import Message
 from tests.history.events import Sent, body
-from tests.sim.broker_app import BrokerApplication
-from tests.sim.delayed import AHEAD_MS, DELAYS_MS
-from tests.sim.delayed_end import Item, judge, readable
-from tests.sim.producers import SIZES
-from tests.sim.replica import WALL_S
-from tests.sim.topics import Topics
+from tests.sim.clients.delayed import AHEAD_MS, DELAYS_MS
+from tests.sim.clients.delayed_end import Item, judge, readable
+from tests.sim.clients.producers import SIZES
+from tests.sim.clients.topics import Topics
+from tests.sim.group.broker_app import BrokerApplication
+from tests.sim.group.replica import WALL_S
 from tests.support.places import by_name
 
 if TYPE_CHECKING:

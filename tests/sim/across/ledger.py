@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from escrowmq.replication.format.codec import decode_command
 from escrowmq.replication.format.operation import OpType
 from escrowmq.replication.state.machine import Result
-from tests.sim.coverage import AcrossPhase, Phase
-from tests.sim.ledger import APART, OF_TRANSACTIONS, ClientTx, Ledger, accepted, with_results
-from tests.sim.world import Violation, World
+from tests.sim.clients.ledger import APART, OF_TRANSACTIONS, ClientTx, Ledger, accepted, with_results
+from tests.sim.environment.world import Violation, World
+from tests.sim.running.coverage import AcrossPhase, Phase
 
 
 @dataclass(eq=False, slots=True)

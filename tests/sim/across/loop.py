@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextvars import Context
 from typing import Any
 
-from tests.sim.world import Violation, World
+from tests.sim.environment.world import Violation, World
 
 
 class WorldLoop(asyncio.AbstractEventLoop):

@@ -35,11 +35,11 @@ from escrowmq.replication.format.ops import BY_CLAIM
 from escrowmq.replication.model import Message
 from tests.history.events import body
 from tests.sim.across.named_instance import APP, LONG_S, TOPIC, TOPIC_TIMEOUT_S, Batch, Instance, Name, Sent
-from tests.sim.broker_app import BrokerApplication
-from tests.sim.delayed_end import readable
-from tests.sim.producers import SIZES
-from tests.sim.topics import Topics
-from tests.sim.world import Violation
+from tests.sim.clients.delayed_end import readable
+from tests.sim.clients.producers import SIZES
+from tests.sim.clients.topics import Topics
+from tests.sim.environment.world import Violation
+from tests.sim.group.broker_app import BrokerApplication
 from tests.support.places import by_name
 
 if TYPE_CHECKING:

@@ -29,11 +29,11 @@ from escrowmq.replication.model import Message
 from tests.history.events import body
 from tests.sim.across.producers import SimCore
 from tests.sim.across.turns import WorldTurns
-from tests.sim.broker_app import BrokerApplication
-from tests.sim.delayed_end import readable
-from tests.sim.ledger import PIPELINE
-from tests.sim.topics import Topics
-from tests.sim.world import Violation
+from tests.sim.clients.delayed_end import readable
+from tests.sim.clients.ledger import PIPELINE
+from tests.sim.clients.topics import Topics
+from tests.sim.environment.world import Violation
+from tests.sim.group.broker_app import BrokerApplication
 from tests.support.places import by_name
 
 if TYPE_CHECKING:

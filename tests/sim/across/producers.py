@@ -28,9 +28,9 @@ from tests.sim.across.bulk import BulkCall, Wanted
 from tests.sim.across.cores import VirtualCore
 from tests.sim.across.ledger import AcrossTx
 from tests.sim.across.turns import WorldTurns
-from tests.sim.coverage import AcrossPhase, Phase
-from tests.sim.producers import DEATH, OF_PRODUCERS, SIZES
-from tests.sim.world import Violation
+from tests.sim.clients.producers import DEATH, OF_PRODUCERS, SIZES
+from tests.sim.environment.world import Violation
+from tests.sim.running.coverage import AcrossPhase, Phase
 
 if TYPE_CHECKING:
     from tests.sim.across.workload import AcrossWorkload

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from escrowmq.replication.format.settings import Settings
 from escrowmq.replication.model import BY_NAME, first_group, group_of
-from tests.sim import crowd
+from tests.sim.clients import crowd
 from tests.support.places import info
 
 #: name -> what it adds to the world.

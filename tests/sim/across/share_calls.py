@@ -15,7 +15,7 @@ from tests.sim.sharing.records import leadership
 
 if TYPE_CHECKING:
     from escrowmq.replication.host.running_replica import RunningReplica
-    from tests.sim.replica import SimReplica
+    from tests.sim.group.replica import SimReplica
 
 METHODS = frozenset(("share_acquire", "share_extend", "share_release"))
 #: Shorter than any group may set it, so that leases end within a schedule.

@@ -19,20 +19,20 @@ from escrowmq.replication.replica import replica as product
 from escrowmq.replication.replica.replica import Replica
 from escrowmq.replication.state import machine, snapshot
 from escrowmq.replication.state.machine import LEVEL_MAX
-from tests.sim import patience
 from tests.sim.across.changing import BrokerOperators
 from tests.sim.across.scene import Scene
 from tests.sim.across.workload import AcrossWorkload, GroupWorkload
-from tests.sim.broken_link import prove
-from tests.sim.broker_app import BrokerApplication, number_of
-from tests.sim.collector import resting_collector
-from tests.sim.faultplan import EVERY, Fault, draw_faults
-from tests.sim.faults import Faults
-from tests.sim.rebuild import check_now_and_then, check_rebuilt
-from tests.sim.replica import SimReplica
-from tests.sim.simulation import SETTLE_S, Figures, Plan, Simulation
-from tests.sim.tables import check_tables
-from tests.sim.world import START_S, World
+from tests.sim.checks.rebuild import check_now_and_then, check_rebuilt
+from tests.sim.checks.tables import check_tables
+from tests.sim.environment.broken_link import prove
+from tests.sim.environment.world import START_S, World
+from tests.sim.faults.carrying_out import Faults
+from tests.sim.faults.plan import EVERY, Fault, draw_faults
+from tests.sim.group import patience
+from tests.sim.group.broker_app import BrokerApplication, number_of
+from tests.sim.group.replica import SimReplica
+from tests.sim.group.simulation import SETTLE_S, Figures, Plan, Simulation
+from tests.sim.running.collector import resting_collector
 
 GONE_S = (0.5, 2.0, 5.0)  # approximate time for which a whole group is without a leader
 LEVEL_EVERY_S = 0.1  # time between two requests for format levels

@@ -11,11 +11,11 @@ import pytest
 
 from tests.sim.across.scene import RISES_S, Scene
 from tests.sim.across.simulation import ManyGroups
-from tests.sim.coverage import AcrossPhase, Phase
-from tests.sim.faultplan import CHANGE, EVERY, GROUP_KINDS, GROUP_WEIGHTS, draw_faults
-from tests.sim.repeated import check_the_same_everywhere
-from tests.sim.runner import Schedule, schedules
-from tests.sim.world import Violation
+from tests.sim.checks.repeated import check_the_same_everywhere
+from tests.sim.environment.world import Violation
+from tests.sim.faults.plan import CHANGE, EVERY, GROUP_KINDS, GROUP_WEIGHTS, draw_faults
+from tests.sim.running.coverage import AcrossPhase, Phase
+from tests.sim.running.runner import Schedule, schedules
 from tests.support.faults.tables import Cells
 
 #: Of fourteen schedules those that reach everything below soonest; after a change that moves schedules others

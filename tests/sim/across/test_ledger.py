@@ -14,7 +14,7 @@ from escrowmq.replication.state.machine import Result, StateMachine
 from tests.history.events import Sent
 from tests.sim.across import ledger
 from tests.sim.across.ledger import AcrossLedger, AcrossTx
-from tests.sim.world import World
+from tests.sim.environment.world import World
 from tests.support.places import by_name
 
 REFUSED_AS_STALE = [ResultCode.PARTIAL, [[0, ResultCode.STALE, None]]]

@@ -9,7 +9,7 @@ import pytest
 from tests.sim.across import named
 from tests.sim.across.scene import Scene
 from tests.sim.across.simulation import ManyGroups
-from tests.sim.world import Violation
+from tests.sim.environment.world import Violation
 
 
 @pytest.mark.timeout(600)

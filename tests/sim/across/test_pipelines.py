@@ -12,7 +12,7 @@ import pytest
 
 from tests.sim.across.scene import KEPT, Scene
 from tests.sim.across.simulation import ManyGroups
-from tests.sim.world import Violation
+from tests.sim.environment.world import Violation
 
 #: The first three do the most; after a change that moves schedules others follow until all is reached.
 SEEDS, FURTHER = (0, 4, 1), range(6, 20)

@@ -10,8 +10,8 @@ import pytest
 
 from tests.sim.across import workload
 from tests.sim.across.workload import AcrossWorkload, GroupWorkload
-from tests.sim.broker_app import BrokerApplication
-from tests.sim.workload import ReplicaContext
+from tests.sim.clients.workload import ReplicaContext
+from tests.sim.group.broker_app import BrokerApplication
 
 
 class Turns:

@@ -13,8 +13,8 @@ from escrowmq.actors.client.router import MemberWatch
 from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.actors.client.wakeup import Wakeup
 from tests.sim.across.wire import Wire
-from tests.sim.faultplan import members_change
-from tests.sim.world import World
+from tests.sim.environment.world import World
+from tests.sim.faults.plan import members_change
 
 TURN_S = 0.0001  # from a wake-up to the turn
 PAUSE_S_MIN = 0.0005

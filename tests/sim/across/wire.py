@@ -21,12 +21,12 @@ from escrowmq.replication.host.running_replica import RunningReplica
 from escrowmq.replication.replica.validation import parse_request
 from escrowmq.replication.state.machine import StateMachine
 from tests.sim.across import share_calls
-from tests.sim.broker_app import BrokerApplication, number_of
-from tests.sim.supervisor import members_of
+from tests.sim.group.broker_app import BrokerApplication, number_of
+from tests.sim.group.supervisor import members_of
 
 if TYPE_CHECKING:
     from tests.sim.across.simulation import Part
-    from tests.sim.replica import SimReplica
+    from tests.sim.group.replica import SimReplica
 
 WAY_S = 0.0005
 LOST = 0.02  # share of requests, and of answers

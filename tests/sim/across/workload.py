@@ -21,7 +21,6 @@ from escrowmq.replication.raft.node import RaftNode
 from escrowmq.replication.state.machine import Result
 from tests.history.events import Sent
 from tests.history.report import Report
-from tests.sim import crowd
 from tests.sim.across.branching import SimBranches
 from tests.sim.across.cutting import Cutting
 from tests.sim.across.feedback import ASKING, FeedbackProcess, Links
@@ -34,26 +33,27 @@ from tests.sim.across.pipelines import END_S, Pipelines
 from tests.sim.across.producers import AcrossProducer
 from tests.sim.across.scene import Scene
 from tests.sim.across.wire import Wire
-from tests.sim.acting import Acting
-from tests.sim.broker_app import BrokerApplication
-from tests.sim.broker_workload import CHECK_MAX
-from tests.sim.consumers import Consumer, read_finally
-from tests.sim.coverage import AnyPhase, Phase, cells
-from tests.sim.crowd import NAMES, Crowd
-from tests.sim.delayed import DelayedMessages, settings_of
-from tests.sim.desk import Desk
-from tests.sim.fibres import Fibres
-from tests.sim.ledger import APART
+from tests.sim.clients import crowd
+from tests.sim.clients.acting import Acting
+from tests.sim.clients.broker_workload import CHECK_MAX
+from tests.sim.clients.consumers import Consumer, read_finally
+from tests.sim.clients.crowd import NAMES, Crowd
+from tests.sim.clients.delayed import DelayedMessages, settings_of
+from tests.sim.clients.desk import Desk
+from tests.sim.clients.ledger import APART
+from tests.sim.clients.topic_changes import TopicChanges
+from tests.sim.clients.topics import Topics
+from tests.sim.clients.workload import Application, Cluster, ReplicaContext
+from tests.sim.environment.fibres import Fibres
+from tests.sim.environment.world import Violation
+from tests.sim.group.broker_app import BrokerApplication
 from tests.sim.questions.operators import Questions
 from tests.sim.recreated.topic import RecreatedTopic
+from tests.sim.running.coverage import AnyPhase, Phase, cells
 from tests.sim.sharing.clients import Clients
 from tests.sim.sharing.groups import ShareGroups
 from tests.sim.streams.consumers import StreamGroup
 from tests.sim.streams.transforming import Transformers
-from tests.sim.topic_changes import TopicChanges
-from tests.sim.topics import Topics
-from tests.sim.workload import Application, Cluster, ReplicaContext
-from tests.sim.world import Violation
 from tests.support.faults.tables import Cells
 from tests.support.places import by_name
 

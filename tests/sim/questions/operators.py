@@ -14,18 +14,18 @@ from escrowmq.replication.format.codec import Op
 from escrowmq.replication.model import NO_ID
 from escrowmq.replication.state.topics import Partition
 from tests.history.events import INVOKE, OK
-from tests.sim.broker_app import BrokerApplication
-from tests.sim.desk import Desk
-from tests.sim.ledger import ClientTx, LiveRecorder
+from tests.sim.clients.desk import Desk
+from tests.sim.clients.ledger import ClientTx, LiveRecorder
+from tests.sim.clients.searching import BLOCK, small_blocks
+from tests.sim.clients.workload import Cluster
+from tests.sim.environment.world import Violation
+from tests.sim.group.broker_app import BrokerApplication
+from tests.sim.group.replica import SimReplica
 from tests.sim.questions.log_model import LogModel
 from tests.sim.questions.progress import ask_progress
 from tests.sim.questions.searches import search, search_for_earlier
 from tests.sim.questions.traces import SimMessages, Tracing
-from tests.sim.replica import SimReplica
-from tests.sim.searching import BLOCK, small_blocks
 from tests.sim.sharing.records import named
-from tests.sim.workload import Cluster
-from tests.sim.world import Violation
 
 if TYPE_CHECKING:
     from tests.sim.sharing.groups import ShareGroups

@@ -16,14 +16,14 @@ from escrowmq.replication.format.internal_topics import dead_topic, retry_topic
 from escrowmq.replication.state.topics import Partition
 from tests.history.events import identify
 from tests.history.sharing import Known
-from tests.sim.broker_app import BrokerApplication
+from tests.sim.clients.searching import small_blocks
+from tests.sim.environment.world import Violation
+from tests.sim.group.broker_app import BrokerApplication
+from tests.sim.group.replica import SimReplica
 from tests.sim.questions.searches import Row, rows_between
 from tests.sim.questions.traces import SimMessages
-from tests.sim.replica import SimReplica
-from tests.sim.searching import small_blocks
 from tests.sim.sharing.records import named
 from tests.sim.sharing.redirects import TARGETS
-from tests.sim.world import Violation
 
 if TYPE_CHECKING:
     from tests.history.sharing import Sharing

@@ -19,9 +19,9 @@ from escrowmq.replication.format.forwarded import ORIGIN as ORIGIN_HEADER
 from escrowmq.replication.host.finding import Sought
 from escrowmq.replication.message_headers import HEADER, keys_of
 from escrowmq.replication.state.topics import Partition
-from tests.sim.broker_app import BrokerApplication
-from tests.sim.searching import BLOCK, small_blocks
-from tests.sim.world import Violation
+from tests.sim.clients.searching import BLOCK, small_blocks
+from tests.sim.environment.world import Violation
+from tests.sim.group.broker_app import BrokerApplication
 
 #: How far a search looks before and behind the message that it is about.
 AROUND = (1, 5, 40)

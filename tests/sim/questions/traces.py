@@ -18,13 +18,13 @@ from escrowmq.replication.host.tracing import Messages, ShareTraces
 from escrowmq.replication.state.index import PartitionIndex
 from escrowmq.replication.state.topics import Partition
 from tests.sim.across.wire import SimRunning
-from tests.sim.broker_app import BrokerApplication
-from tests.sim.decisions import WIRE_NAMES
-from tests.sim.ledger import ClientTx
+from tests.sim.clients.decisions import WIRE_NAMES
+from tests.sim.clients.ledger import ClientTx
+from tests.sim.environment.world import Violation
+from tests.sim.group.broker_app import BrokerApplication
+from tests.sim.group.replica import SimReplica
 from tests.sim.questions.log_model import Entry, LogModel
 from tests.sim.questions.searches import Row, rows_between
-from tests.sim.replica import SimReplica
-from tests.sim.world import Violation
 
 #: How a COMMIT begins to say that it follows another broker group, which decided.
 HOME = "home:"

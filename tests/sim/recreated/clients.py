@@ -12,10 +12,10 @@ from escrowmq.replication.format.codec import encode_row
 from escrowmq.replication.format.ops import PrepareExtra
 from escrowmq.replication.model import ResultCode
 from tests.history.events import body
-from tests.sim.ledger import ClientTx
-from tests.sim.producers import prepare_request
+from tests.sim.clients.ledger import ClientTx
+from tests.sim.clients.producers import prepare_request
+from tests.sim.environment.world import Violation
 from tests.sim.recreated.model import APP, TOPIC
-from tests.sim.world import Violation
 
 if TYPE_CHECKING:
     from tests.sim.recreated.topic import RecreatedTopic

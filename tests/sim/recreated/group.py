@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from escrowmq.actors.client.consumer_groups import coordinator_group
-from tests.sim.group_service import service_of
+from tests.sim.group.group_service import service_of
 from tests.sim.recreated.members import SESSION_S, Member
 from tests.sim.recreated.model import GROUP
 

@@ -22,10 +22,10 @@ from escrowmq.actors.client.consumer_groups import (
 from escrowmq.actors.consumer.membership_thread import Membership
 from escrowmq.replication.calling.answers import Reply
 from escrowmq.replication.model import NO_ID, ResultCode
-from tests.sim.broker_app import BrokerApplication, ids_of
-from tests.sim.group_service import SimGroupService, service_of
+from tests.sim.environment.world import Violation
+from tests.sim.group.broker_app import BrokerApplication, ids_of
+from tests.sim.group.group_service import SimGroupService, service_of
 from tests.sim.recreated.model import GROUP, TOPIC, Era
-from tests.sim.world import Violation
 
 if TYPE_CHECKING:
     from tests.sim.recreated.topic import RecreatedTopic

@@ -17,7 +17,7 @@ from escrowmq.replication.format.codec import Op
 from escrowmq.replication.format.operation import OpType
 from escrowmq.replication.format.settings import UNSTATED
 from escrowmq.replication.model import NO_ID, TopicInfo, first_group, group_of
-from tests.sim.world import Violation
+from tests.sim.environment.world import Violation
 
 #: The topic, and the app whose transactions use no other topic.
 TOPIC, APP = "d", "recreated"

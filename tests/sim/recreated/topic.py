@@ -17,17 +17,17 @@ from escrowmq.actors.admin.topic_creation import topic_settings
 from escrowmq.replication.format import ops
 from escrowmq.replication.format.codec import Op
 from escrowmq.replication.model import BY_NAME, NO_ID, ResultCode, TopicInfo, first_group, group_of
-from tests.sim.broker_app import BrokerApplication
-from tests.sim.consumers import read_all
-from tests.sim.desk import Desk
-from tests.sim.faultplan import RECREATED
+from tests.sim.clients.consumers import read_all
+from tests.sim.clients.desk import Desk
+from tests.sim.clients.workload import Cluster
+from tests.sim.environment.world import Violation
+from tests.sim.faults.plan import RECREATED
+from tests.sim.group.broker_app import BrokerApplication
+from tests.sim.group.replica import SimReplica
 from tests.sim.recreated.clients import Clients
 from tests.sim.recreated.group import GroupDeletions
 from tests.sim.recreated.members import Member
 from tests.sim.recreated.model import APP, TOPIC, Model
-from tests.sim.replica import SimReplica
-from tests.sim.workload import Cluster
-from tests.sim.world import Violation
 
 SHARE = 0.25  # of schedules that have such a topic
 LIFE_S, PAUSE_S = 0.8, 0.05  # approximate length of a life, and of the time until the next one

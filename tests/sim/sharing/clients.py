@@ -38,11 +38,11 @@ from escrowmq.replication.model import ResultCode
 from tests.sim.across.share_calls import LEASE_S, Told
 from tests.sim.across.turns import WorldTurns
 from tests.sim.across.wire import Wire
-from tests.sim.fibres import Fibres
+from tests.sim.environment.fibres import Fibres
+from tests.sim.environment.world import Violation, World
 from tests.sim.sharing.deletions import make
 from tests.sim.sharing.members import DIES, FATES, HANDLES_S, IN_THE_CALM, LEAVES, PAUSED_S, PAUSES
 from tests.sim.sharing.records import Place, Record, Taken, check_life, rows_of
-from tests.sim.world import Violation, World
 
 if TYPE_CHECKING:
     from tests.sim.sharing.groups import ShareGroups

@@ -22,7 +22,7 @@ from escrowmq.replication.errors import ConfigError, EscrowMQError, GroupNotEmpt
 from escrowmq.replication.format.internal_topics import dead_topic, retry_topic
 from escrowmq.replication.format.settings import SHARE as KIND
 from escrowmq.replication.format.settings import Value
-from tests.sim.replayed import Replayed
+from tests.sim.environment.replayed import Replayed
 from tests.sim.sharing.records import named
 
 if TYPE_CHECKING:

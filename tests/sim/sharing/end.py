@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from escrowmq.replication.format.internal_topics import dead_topic, retry_topic
-from tests.sim.broker_app import BrokerApplication
+from tests.sim.group.broker_app import BrokerApplication
 from tests.sim.sharing.records import named, rows_of
 
 if TYPE_CHECKING:

@@ -23,10 +23,12 @@ from escrowmq.replication.format.settings import Value
 from escrowmq.replication.format.share_ops import ANY_NUMBER
 from escrowmq.replication.model import NO_ID, ResultCode
 from tests.history.events import Recorder, body
-from tests.sim.broker_app import BrokerApplication
-from tests.sim.desk import Desk
-from tests.sim.faults import fill_disk
-from tests.sim.replayed import Replayed
+from tests.sim.clients.desk import Desk
+from tests.sim.clients.workload import Cluster
+from tests.sim.environment.replayed import Replayed
+from tests.sim.environment.world import Violation
+from tests.sim.faults.carrying_out import fill_disk
+from tests.sim.group.broker_app import BrokerApplication
 from tests.sim.sharing.clients import Client, Clients
 from tests.sim.sharing.deletions import GroupDeletions, Making, internal_topics
 from tests.sim.sharing.end import GroupsEnd
@@ -36,8 +38,6 @@ from tests.sim.sharing.operators import SettingsChanges, TopicDeletions
 from tests.sim.sharing.records import CHORES, TOPIC, Place, Taken, life_prefix, named, rows_of
 from tests.sim.sharing.redirects import TARGETS, Redirects
 from tests.sim.sharing.tags import Tags
-from tests.sim.workload import Cluster
-from tests.sim.world import Violation
 
 SHARE = 0.4  # of schedules with such groups
 GROUPS = ("mail", "bill")

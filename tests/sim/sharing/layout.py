@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from tests.sim.environment.world import World
 from tests.sim.sharing.records import CHORES, TOPIC
-from tests.sim.world import World
 
 PARTITIONS = 2  # in each broker group that has some
 #: The topic that has a single partition; None: all broker groups have partitions of both.

@@ -19,11 +19,11 @@ from escrowmq.replication.calling.answers import Reply
 from escrowmq.replication.format import share_ops
 from escrowmq.replication.model import ResultCode
 from escrowmq.replication.replica.lease_dispatcher import AcquireRequest, HandedOut
-from tests.sim.broker_app import BrokerApplication
-from tests.sim.desk import LOST
-from tests.sim.replica import SimReplica
+from tests.sim.clients.desk import LOST
+from tests.sim.environment.world import Violation
+from tests.sim.group.broker_app import BrokerApplication
+from tests.sim.group.replica import SimReplica
 from tests.sim.sharing.records import Record, Taken, check_life, leadership, rows_of
-from tests.sim.world import Violation
 
 if TYPE_CHECKING:
     from tests.sim.sharing.groups import ShareGroups

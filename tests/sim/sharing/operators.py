@@ -12,11 +12,11 @@ from escrowmq.replication.format import ops
 from escrowmq.replication.format.settings import GroupSettings, Value
 from escrowmq.replication.model import NO_ID, ResultCode
 from escrowmq.replication.state.shares import Shares
-from tests.sim.desk import Desk
-from tests.sim.faultplan import RECREATED
-from tests.sim.replayed import Replayed
+from tests.sim.clients.desk import Desk
+from tests.sim.environment.replayed import Replayed
+from tests.sim.environment.world import Violation
+from tests.sim.faults.plan import RECREATED
 from tests.sim.sharing.records import CHORES
-from tests.sim.world import Violation
 
 if TYPE_CHECKING:
     from tests.sim.sharing.groups import ShareGroups

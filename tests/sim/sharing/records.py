@@ -9,8 +9,8 @@ from escrowmq.replication.format.codec import decode_rows
 from escrowmq.replication.format.forwarded import history
 from escrowmq.replication.format.internal_topics import is_internal
 from tests.history.events import identify
-from tests.sim.replica import SimReplica
-from tests.sim.world import Violation
+from tests.sim.environment.world import Violation
+from tests.sim.group.replica import SimReplica
 
 #: The topic that stays, and the one that is deleted and created again.
 TOPIC, CHORES = "jobs", "chores"

@@ -18,12 +18,12 @@ from escrowmq.replication.format.ops import ROLLBACK, PrepareExtra
 from escrowmq.replication.format.share_ops import pre_letters
 from escrowmq.replication.model import ResultCode
 from tests.history.events import body, identify
-from tests.sim.broker_app import BrokerApplication
-from tests.sim.desk import Desk
-from tests.sim.ledger import REDIRECTS as APP
+from tests.sim.clients.desk import Desk
+from tests.sim.clients.ledger import REDIRECTS as APP
+from tests.sim.clients.workload import Cluster
+from tests.sim.environment.world import Violation
+from tests.sim.group.broker_app import BrokerApplication
 from tests.sim.sharing.records import named, rows_of
-from tests.sim.workload import Cluster
-from tests.sim.world import Violation
 
 if TYPE_CHECKING:
     from tests.sim.sharing.groups import ShareGroups

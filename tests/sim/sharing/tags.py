@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from escrowmq.replication.message_headers import TAG
-from tests.sim.world import World
+from tests.sim.environment.world import World
 
 SHARE = 0.4  # of worlds with share groups, in which one of the groups wants tags
 TAGS = ("red", "blue", "green", None)

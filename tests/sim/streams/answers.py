@@ -19,13 +19,13 @@ from escrowmq.replication.host.running_replica import RunningReplica
 from escrowmq.replication.replica.replica import Replica
 from escrowmq.replication.state.machine import StateMachine
 from tests.sim.across.wire import LONG_POLL_STEP_S, SimRunning, Wire
-from tests.sim.broker_app import BrokerApplication
-from tests.sim.fibres import Fibres
-from tests.sim.group_service import service_of
+from tests.sim.environment.fibres import Fibres
+from tests.sim.group.broker_app import BrokerApplication
+from tests.sim.group.group_service import service_of
 
 if TYPE_CHECKING:
     from tests.sim.across.simulation import Part
-    from tests.sim.replica import SimReplica
+    from tests.sim.group.replica import SimReplica
 
 READS = {
     "offsets": "offsets",

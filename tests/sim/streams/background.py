@@ -21,8 +21,8 @@ from escrowmq.actors.consumer import core
 from escrowmq.actors.producer.transactions import transaction
 from tests.sim.across.turns import WorldTurns
 from tests.sim.across.wire import Wire
-from tests.sim.fibres import Fibre, Fibres, fibres_of_running
-from tests.sim.world import World
+from tests.sim.environment.fibres import Fibre, Fibres, fibres_of_running
+from tests.sim.environment.world import World
 
 _blocks = Future.result
 

@@ -25,13 +25,13 @@ from escrowmq.replication.format.codec import Op
 from escrowmq.replication.format.operation import OpType
 from escrowmq.replication.model import ConsumerRecord
 from tests.history.events import identify
-from tests.sim.broker_app import BrokerApplication
-from tests.sim.fibres import Fibres
+from tests.sim.environment.fibres import Fibres
+from tests.sim.environment.world import Violation
+from tests.sim.group.broker_app import BrokerApplication
 from tests.sim.recreated.model import STREAMED as GROUP
 from tests.sim.recreated.model import TOPIC, Life
 from tests.sim.streams.answers import StreamWire
 from tests.sim.streams.background import Process
-from tests.sim.world import Violation
 
 if TYPE_CHECKING:
     from tests.sim.across.workload import AcrossWorkload

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 from escrowmq.actors.client.consumer_groups import coordinator_group
 from escrowmq.replication.format.internal_topics import dead_topic, retry_topic
 from escrowmq.replication.state.machine import StateMachine
-from tests.sim.broker_app import BrokerApplication
-from tests.sim.delayed_end import readable
-from tests.sim.world import Violation
+from tests.sim.clients.delayed_end import readable
+from tests.sim.environment.world import Violation
+from tests.sim.group.broker_app import BrokerApplication
 
 if TYPE_CHECKING:
     from escrowmq.replication.state.topics import Partition

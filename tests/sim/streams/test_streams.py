@@ -13,8 +13,8 @@ from escrowmq.actors.consumer.membership_thread import Membership
 from escrowmq.actors.consumer.positions import Positions
 from tests.sim.across.scene import KEPT
 from tests.sim.across.simulation import ManyGroups
-from tests.sim.runner import WORKLOADS
-from tests.sim.schedules import carry_out, chosen_faults, made
+from tests.sim.running.runner import WORKLOADS
+from tests.sim.running.schedules import carry_out, chosen_faults, made
 
 REACH = KEPT | {"streams"}
 SEEDS = (312, 318)

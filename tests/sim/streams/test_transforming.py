@@ -11,10 +11,10 @@ import pytest
 
 from tests.controls.planting import by_name, planted, sound
 from tests.sim.across.simulation import ManyGroups
-from tests.sim.runner import WORKLOADS
-from tests.sim.schedules import made
+from tests.sim.environment.world import Violation
+from tests.sim.running.runner import WORKLOADS
+from tests.sim.running.schedules import made
 from tests.sim.streams.transforming import CONCURRENT, KINDS, ORDERED, PLAIN
-from tests.sim.world import Violation
 
 #: The first one does it all; after a change that moves schedules others follow until all is reached.
 SEEDS = (3, 13, *range(20, 30))

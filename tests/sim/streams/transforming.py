@@ -35,14 +35,14 @@ from escrowmq.replication.errors import ConfigError, EscrowMQError
 from escrowmq.replication.model import ConsumerRecord, Message
 from tests.history.events import body, identify
 from tests.sim.across.cores import VirtualCore
-from tests.sim.broker_app import BrokerApplication
-from tests.sim.fibres import Fibres
-from tests.sim.ledger import PIPELINE
+from tests.sim.clients.ledger import PIPELINE
+from tests.sim.environment.fibres import Fibres
+from tests.sim.environment.world import START_S, Violation
+from tests.sim.group.broker_app import BrokerApplication
 from tests.sim.streams import outputs
 from tests.sim.streams.answers import StreamWire
 from tests.sim.streams.background import Process, SimRouter
 from tests.sim.streams.outputs import INPUT
-from tests.sim.world import START_S, Violation
 
 if TYPE_CHECKING:
     from tests.sim.across.simulation import Part

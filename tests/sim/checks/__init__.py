@@ -1,0 +1,1 @@
+"""What must hold at every moment and at the end of a schedule; bounds of every table."""

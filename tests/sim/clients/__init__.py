@@ -1,0 +1,1 @@
+"""Who uses a simulated group, and what all of them together know."""

@@ -1,0 +1,1 @@
+"""Runs schedules, shrinks a broken one, and adds up what they covered."""
