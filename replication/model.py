@@ -69,16 +69,31 @@ class ResultCode(enum.IntEnum):
     TOO_MANY_CLAIMS = 32  # of CLAIM: no more names can be kept; info = the limit
 
 
-def _with_own_state(kind: type[T]) -> type[T]:
-    """Python before 3.11.4 replaces ``__getstate__`` and ``__setstate__`` of a frozen dataclass with slots by
-    its own (gh-104035), which cannot read what an earlier version has pickled."""
-    for special, own in (("__getstate__", "_give_state"), ("__setstate__", "_take_state")):
-        if hasattr(kind, own):
-            setattr(kind, special, getattr(kind, own))
+def _by_position(kind: type[T]) -> type[T]:
+    """Have a dataclass with slots pickled as the list of its values, between processes of two versions. A
+    later version adds fields only at the end, and with defaults: whoever does not know a field leaves it out,
+    and whoever misses it has its default. The generated methods leave it without a value. They also look at
+    the fields each time, which costs 8 us, and a listing of all topics has ten thousand."""
+    known = fields(kind)  # type: ignore[arg-type]
+    slots = [kind.__dict__[item.name] for item in known]
+    read, write = [slot.__get__ for slot in slots], [slot.__set__ for slot in slots]
+    defaults = [item.default for item in known]
+
+    def give(self: Any) -> list[Any]:
+        return [get(self) for get in read]
+
+    def take(self: Any, values: Sequence[Any]) -> None:
+        if len(values) < len(write):
+            values = [*values, *defaults[len(values) :]]
+        for put, value in zip(write, values, strict=False):
+            put(self, value)
+
+    kind.__getstate__ = give  # type: ignore[attr-defined]
+    kind.__setstate__ = take  # type: ignore[attr-defined]
     return kind
 
 
-@_with_own_state
+@_by_position
 @dataclass(frozen=True, slots=True, init=False)
 class Message:
     """A message to send.
@@ -158,21 +173,13 @@ class Message:
         """The app that is told what becomes of it, or None."""
         return text_of(self.headers, REPLY_TO)
 
-    def __setstate__(self, values: Sequence[Any]) -> None:
-        """Also reads what an earlier version pickles: values by position, without the newer fields."""
-        for place, write in enumerate(_MESSAGE_WRITES):
-            write(self, values[place] if place < len(values) else None)
 
-    _take_state = __setstate__
-
-
-_MESSAGE_WRITES = [Message.__dict__[item.name].__set__ for item in fields(Message)]
 (
     _set_topic, _set_value, _set_key, _set_headers, _set_partition, _set_delay_s, _set_deliver_at,
-) = _MESSAGE_WRITES  # fmt: skip
+) = [Message.__dict__[item.name].__set__ for item in fields(Message)]  # fmt: skip
 
 
-@_with_own_state
+@_by_position
 @dataclass(frozen=True, slots=True, init=False)
 class RecordMetadata:
     """Where a plain message was stored. ``timestamp`` is the broker's, in ms since the epoch.
@@ -204,18 +211,10 @@ class RecordMetadata:
         _put_deliver_at(self, deliver_at)
         _put_schedule_id(self, schedule_id)
 
-    def __setstate__(self, values: Sequence[Any]) -> None:
-        """Also reads what an earlier version pickles: values by position, without the newer fields."""
-        for place, write in enumerate(_METADATA_WRITES):
-            write(self, values[place] if place < len(values) else None)
 
-    _take_state = __setstate__
-
-
-_METADATA_WRITES = [RecordMetadata.__dict__[item.name].__set__ for item in fields(RecordMetadata)]
 (
     _put_topic, _put_partition, _put_offset, _put_timestamp, _put_deliver_at, _put_schedule_id,
-) = _METADATA_WRITES  # fmt: skip
+) = [RecordMetadata.__dict__[item.name].__set__ for item in fields(RecordMetadata)]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +242,7 @@ class ConsumerRecord:
         return text_of(self.headers, REPLY_TO)
 
 
-@_with_own_state
+@_by_position
 @dataclass(frozen=True, slots=True)
 class OpenTransaction:
     """An open transaction as operators and feedback see it. Times in ms since the epoch."""
@@ -262,15 +261,6 @@ class OpenTransaction:
     parked_for: str = ""  # why a check parked it; "": it used up its checks
     fence: str = ""  # in hex: whose rows decide, so who may answer its checks; "": any producer of the app
 
-    def __setstate__(self, values: Sequence[Any]) -> None:
-        """Also reads what an earlier version pickles: values by position, without the newer fields."""
-        for item in fields(self)[len(values) :]:
-            object.__setattr__(self, item.name, item.default)
-        for item, value in zip(fields(self), values, strict=False):
-            object.__setattr__(self, item.name, value)
-
-    _take_state = __setstate__
-
 
 #: In place of a topic's first group: its creator stored none, so it follows from the name.
 BY_NAME = -1
@@ -278,7 +268,7 @@ BY_NAME = -1
 NO_ID = 0
 
 
-@_with_own_state
+@_by_position
 @dataclass(frozen=True, slots=True)
 class TopicInfo:
     """A topic's replicated settings, and where its partitions are. Defaults for a new topic are its creator's
@@ -296,32 +286,11 @@ class TopicInfo:
     #: creator has told this group none.
     topic_id: int = field(default=NO_ID, compare=False)
 
-    def __getstate__(self) -> list[Any]:
-        return [read(self) for read in _READ]
-
-    _give_state = __getstate__
-
-    def __setstate__(self, values: Sequence[Any]) -> None:
-        """Also reads what an earlier version pickles: values by position, without the newer fields. Uses the
-        slots' own descriptors: a listing of all topics makes ten thousand of these, and reflection costs 8 us
-        each."""
-        if len(values) < len(_WRITE):
-            values = [*values, *_DEFAULTS[len(values) :]]
-        for write, value in zip(_WRITE, values, strict=False):
-            write(self, value)
-
-    _take_state = __setstate__
-
     def settings(self) -> dict[str, Any]:
-        """The settings without first group and id, as earlier versions know and store them."""
+        """The name and the settings, without first group and id."""
         values = asdict(self)
         del values["first_group"], values["topic_id"]
         return values
-
-
-_SLOTS = [TopicInfo.__dict__[item.name] for item in fields(TopicInfo)]
-_READ, _WRITE = [slot.__get__ for slot in _SLOTS], [slot.__set__ for slot in _SLOTS]
-_DEFAULTS = [item.default for item in fields(TopicInfo)]
 
 
 def first_group(topic: TopicInfo) -> int:

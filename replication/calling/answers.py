@@ -22,9 +22,9 @@ from escrowmq.replication.model import NO_ID, OpenTransaction, TransactionState
 #: ``("ok", answer)`` from a leader; ``("not_leader", the leader's replica number or None, term)``; and from
 #: ``submit`` also ``("overloaded", s)``, ``("disk_full", s)``, ``("malformed", text)``, ``("unsupported",
 #: level)``: the group has not reached the format level that this request needs, nothing was done; and
-#: ``("unknown",)``: the request may or may not take effect, send the same bytes again. In answer to a PREPARE
-#: of version 2, "ok" has a third part: the time of an entry of the group, which the client's next PREPARE
-#: reports as what it has heard.
+#: ``("unknown",)``: the request may or may not take effect, send the same bytes again. In answer to a
+#: PREPARE, "ok" has a third part: the time of an entry of the group, which the client's next PREPARE reports
+#: as what it has heard.
 Reply: TypeAlias = tuple[Any, ...]
 
 
@@ -80,11 +80,11 @@ class PartitionSpans(Carried, frozen=True):
 
 class FoundOffsets(Carried, frozen=True):
     """For each requested partition and time: the first offset at or after that time, and the id of the topic
-    that was looked into (``NO_ID`` if it has none or does not exist). No ids: from an earlier version."""
+    that was looked into (``NO_ID`` if it does not exist)."""
 
     codes: list[int]
     offsets: list[int]
-    ids: list[int] = msgspec.field(default_factory=list)
+    ids: list[int]
 
 
 class FetchEnds(Carried, frozen=True):
@@ -151,9 +151,8 @@ class LockedRow(NamedTuple):
     ``checks``: how many it has had. ``home_group``: where it is decided, -1 = here. ``exhausted``: it has had
     all of its checks, and its topic is set to roll it back then. ``instance``: its owner, the producer that
     prepared it last ("": not known, or one that cannot be asked). ``newest_index``: the log index of that
-    PREPARE; a check's rollback applies only to this one (0: the group's format level has no such
-    condition). ``age_ms``: how long it has been open. ``fence``: who may answer, see ``PrepareExtra`` (empty:
-    any producer of the app).
+    PREPARE; a check's rollback applies only to this one. ``age_ms``: how long it has been open.
+    ``fence``: who may answer, see ``PrepareExtra`` (empty: any producer of the app).
     """
 
     tx_id: str
@@ -237,8 +236,6 @@ class OpenTransactions(Carried, frozen=True):
     def rows(self) -> list[OpenTransaction]:
         """One value for each transaction."""
         columns = [getattr(self, name) for name in self.__struct_fields__]
-        while self.apps and not columns[-1]:  # from an earlier version, which does not have this column
-            columns.pop()
         return [OpenTransaction(*row) for row in zip(*columns, strict=True)]
 
 

@@ -83,16 +83,8 @@ class _Ask(_Frame, tag=4):
     last_term: Index
 
 
-class _Rejoin(_Frame, tag=6):
-    answer: bool
-    nonce: Index
-    term: Index
-    last_index: Index
-
-
-class _RejoinMarks(_Frame, tag=7):
-    """As ``_Rejoin``, between two replicas that know incarnations. ``marks``: of the answering replica's
-    peers."""
+class _Rejoin(_Frame, tag=7):
+    """``marks``: the incarnations of the answering replica's peers; a question has none."""
 
     answer: bool
     nonce: Index
@@ -102,7 +94,7 @@ class _RejoinMarks(_Frame, tag=7):
 
 
 class _Superseded(_Frame, tag=8):
-    """The receiver was replaced. Sent only to a replica whose greeting told its incarnation."""
+    """The receiver was replaced."""
 
     number: Index
     disk_id: Name
@@ -150,7 +142,6 @@ _decode = msgspec.msgpack.Decoder(
     | _Ask
     | _Plain
     | _Rejoin
-    | _RejoinMarks
     | _Superseded
     | _Marks
     | _AskMarks
@@ -189,8 +180,8 @@ def encode(message: RaftMessage) -> list[bytes]:
     elif kind == "response_vote" and "marks" in message:
         frame = _VoteMarks(message["term"], message["marks"])
     elif kind in ("rejoin", "rejoin_answer"):
-        about = (kind == "rejoin_answer", message["nonce"], message["term"], message.get("last_index", 0))
-        frame = _RejoinMarks(*about, message["marks"]) if "marks" in message else _Rejoin(*about)
+        last, marks = message.get("last_index", 0), message.get("marks", [])
+        frame = _Rejoin(kind == "rejoin_answer", message["nonce"], message["term"], last, marks)
     elif kind == "superseded":
         frame = _Superseded(message["number"], message["disk_id"])
     elif kind in ("marks", "marks_held"):
@@ -246,10 +237,11 @@ def decode(header: memoryview | bytes, bodies: memoryview) -> RaftMessage:
             "type": "append_entries", "term": frame.term, "commit_index": frame.commit, "seq": frame.seq,
             "serialized": None, "log_start": frame.log_start,
         }  # fmt: skip
-    if isinstance(frame, _Rejoin | _RejoinMarks):
-        kind = "rejoin_answer" if frame.answer else "rejoin"
-        rejoin = {"type": kind, "nonce": frame.nonce, "term": frame.term, "last_index": frame.last_index}
-        return rejoin if isinstance(frame, _Rejoin) else {**rejoin, "marks": frame.marks}
+    if isinstance(frame, _Rejoin):
+        return {
+            "type": "rejoin_answer" if frame.answer else "rejoin", "nonce": frame.nonce, "term": frame.term,
+            "last_index": frame.last_index, "marks": frame.marks,
+        }  # fmt: skip
     if isinstance(frame, _Superseded):
         return {"type": "superseded", "number": frame.number, "disk_id": frame.disk_id}
     if isinstance(frame, _Marks):

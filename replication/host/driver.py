@@ -137,11 +137,10 @@ class Driver:
         use_uvloop: bool = True,
         tls: TlsFiles | None = None,
         marks: Incarnations | None = None,
-        old_peers: bool = True,
     ) -> None:
         """``fatal(error)`` must end the process; ``after_tick`` runs in the loop after every tick; it
         returns when it wants the next one at the latest, on the node's clock; infinity: it does not care.
-        ``marks``: the incarnations of the peers (None: kept in memory). ``old_peers``: see TcpTransport.
+        ``marks``: the incarnations of the peers (None: kept in memory).
 
         Raises ConfigError for ``tls`` files that cannot be used.
         """
@@ -164,7 +163,6 @@ class Driver:
             self._helpers,
             gate=self.marks,
             tls=certificate,
-            old_peers=old_peers,
         )
         self._name = f"replica {identity.replica} of group {identity.group}"
         self._node: RaftNode | None = None
@@ -386,8 +384,8 @@ class Driver:
         self.kick()
 
     # -------------------------------------------------------------- links
-    def link_up(self, peer: str, about: About | None) -> None:
-        self._guarded(lambda: self.node.connected(peer, knows_us=about is not None))
+    def link_up(self, peer: str, about: About) -> None:
+        self._guarded(lambda: self.node.connected(peer))
         self.kick()
 
     def link_down(self, peer: str) -> None:

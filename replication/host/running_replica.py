@@ -314,7 +314,6 @@ class RunningReplica:
             after_tick=self._after_tick,
             tls=setup.tls,
             marks=found.peers,
-            old_peers=not setup.joining,  # members change only where all replicas know the present greeting
         )
         self._inodes = {path: _inode(path) for path in (setup.data_dir, setup.data_dir / "log")}
         self.room = self._make_room_watch()

@@ -62,28 +62,23 @@ class Incarnations:
         self._known: dict[str, Incarnation] = {}
 
     def of(self, peer: str) -> Incarnation | None:
-        """The newest one seen; None: it has shown none yet (it may run an earlier version)."""
+        """The newest one seen; None: it has shown none yet."""
         return self._known.get(peer)
 
     def all(self) -> list[tuple[str, int, str]]:
         """(peer, number, disk id) of every peer that has shown its incarnation."""
         return [(peer, *known) for peer, known in sorted(self._known.items())]
 
-    def refuses(self, peer: str, shown: Incarnation | None) -> Incarnation | None:
-        """The mark because of which ``peer`` is refused; None: it may connect.
-
-        ``shown`` None: it uses the greeting of an earlier version, which knows no incarnations. That is
-        accepted until the peer, or its successor, has shown one.
-        """
+    def refuses(self, peer: str, shown: Incarnation) -> Incarnation | None:
+        """The mark because of which ``peer``, as the incarnation ``shown``, is refused; None: it may
+        connect."""
         known = self._known.get(peer)
-        if known is None or (shown is not None and not known.supersedes(shown)):
-            return None
-        return known
+        return known if known is not None and known.supersedes(shown) else None
 
-    def admit(self, peer: str, shown: Incarnation | None) -> Incarnation | None:
+    def admit(self, peer: str, shown: Incarnation) -> Incarnation | None:
         """As ``refuses``; if the peer may connect, the incarnation that it has shown is durable on return."""
         refused = self.refuses(peer, shown)
-        if refused is None and shown is not None:
+        if refused is None:
             self.learn([(peer, *shown)])
         return refused
 

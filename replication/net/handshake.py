@@ -7,9 +7,8 @@ Four small frames. Both sides know the cluster's secret; neither sends it:
     dialer   -> listener   proof: HMAC(secret, "dialer" + transcript)
     listener -> dialer     welcome: HMAC(secret, "welcome" + transcript)
 
-``About`` is a map of what a replica tells of itself; a reader ignores fields that it does not know. Version 1
-of the greeting has none. A dialer of version 2 is answered in version 2. Version 1 is accepted only from a
-peer that has never used another, so that a group can be upgraded one replica after the other.
+``About`` is a map of what a replica tells of itself. A reader ignores fields that it does not know, so a
+later version can add some while a group is upgraded one replica after the other.
 
 Each side asks its ``Gate`` about the other as soon as the other is authenticated, and before the link is up.
 The gate keeps the incarnations of the peers (log/peer_marks.py). A peer that was replaced gets, instead of
@@ -39,10 +38,6 @@ from escrowmq.replication.format.wire import NOT_OURS, WIRE_VERSION, Index
 from escrowmq.replication.log.peer_marks import DISK_ID_MAX, Incarnation
 
 MAGIC = "EMQ-raft"
-#: Version of the greeting with ``About``. The one before it equals the version of the messages, which this
-#: one does not change.
-HELLO_VERSION = 2
-OLD_HELLO_VERSION = WIRE_VERSION
 NONCE_BYTES = 32
 #: The longest handshake frame that is accepted from an unauthenticated peer.
 HANDSHAKE_BYTES_MAX = 1024
@@ -66,21 +61,20 @@ class About(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Gate(Protocol):
-    """Decides which peers may connect. Incarnation None: the peer uses the greeting of an earlier version."""
+    """Decides which peers may connect."""
 
     @property
     def own(self) -> Incarnation: ...
-    def of(self, peer: str) -> Incarnation | None: ...
-    def refuses(self, peer: str, shown: Incarnation | None) -> Incarnation | None: ...
-    def admit(self, peer: str, shown: Incarnation | None) -> Incarnation | None:
+    def refuses(self, peer: str, shown: Incarnation) -> Incarnation | None: ...
+    def admit(self, peer: str, shown: Incarnation) -> Incarnation | None:
         """None: it may connect, and the incarnation that it showed is durable. Else the mark that forbids
         it."""
 
 
 class Refused(NotAuthorized):
-    """The peer was replaced by another process; ``frame`` tells it so (empty: it would not understand)."""
+    """The peer was replaced by another process; ``frame`` tells it so."""
 
-    def __init__(self, text: str, frame: bytes = b"") -> None:
+    def __init__(self, text: str, frame: bytes) -> None:
         super().__init__(text, frame)
         self.text, self.frame = text, frame
 
@@ -101,7 +95,7 @@ class ToldSuperseded(NotAuthorized):
         )
 
 
-class _OldHello(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+class _Hello(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     magic: str
     version: int
     cluster_id: str
@@ -109,15 +103,7 @@ class _OldHello(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     sender: str
     receiver: str
     nonce: bytes
-
-
-class _Hello(_OldHello, array_like=True, forbid_unknown_fields=True):
     about: About
-
-
-class _OldChallenge(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    nonce: bytes
-    proof: bytes
 
 
 class _Challenge(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
@@ -143,9 +129,7 @@ class _Greeting(msgspec.Struct, array_like=True):
 _encode = msgspec.msgpack.Encoder().encode
 _decode_greeting = msgspec.msgpack.Decoder(_Greeting).decode
 _decode_hello = msgspec.msgpack.Decoder(_Hello).decode
-_decode_old_hello = msgspec.msgpack.Decoder(_OldHello).decode
 _decode_challenge = msgspec.msgpack.Decoder(_Challenge).decode
-_decode_old_challenge = msgspec.msgpack.Decoder(_OldChallenge).decode
 _decode_about = msgspec.msgpack.Decoder(About).decode
 _decode_superseded = msgspec.msgpack.Decoder(_Superseded).decode
 SUPERSEDED = "superseded"
@@ -161,8 +145,8 @@ def _same(given: bytes, expected: bytes, who: str) -> None:
         raise NotAuthorized(f"{who} does not know this cluster's secret; give every replica the same secret")
 
 
-def shown(about: About | None) -> Incarnation | None:
-    return None if about is None else Incarnation(about.incarnation, about.disk_id)
+def shown(about: About) -> Incarnation:
+    return Incarnation(about.incarnation, about.disk_id)
 
 
 class _Side:
@@ -170,7 +154,7 @@ class _Side:
 
     def __init__(self, gate: Gate, secret: bytes) -> None:
         self.established = False
-        #: What the other side told of itself; None: nothing yet, or it runs an earlier version.
+        #: What the other side told of itself; None: nothing yet.
         self.about: About | None = None
         self._gate, self._secret = gate, secret
         self._transcript = self._channel = b""
@@ -181,14 +165,10 @@ class _Side:
 
     def _let_in(self, peer: str) -> None:
         """For a peer that has proved itself: record its incarnation, or raise Refused."""
+        assert self.about is not None, "it has told that before its proof"
         mark = self._gate.admit(peer, shown(self.about))
         if mark is None:
             return
-        if self.about is None:
-            raise Refused(
-                f"{peer} uses the greeting of an earlier version, but incarnation {mark.number} of it has "
-                "used this one's: it was replaced, or its software was downgraded; start the newer software"
-            )
         text = (
             f"{peer} comes as incarnation {self.about.incarnation} on disk {self.about.disk_id!r}, but it "
             f"was replaced by incarnation {mark.number} on disk {mark.disk_id!r}"
@@ -199,7 +179,7 @@ class _Side:
 
     def _check_not_superseded(self, frame: bytes, peer: str) -> None:
         """Raise ToldSuperseded if the frame says that and a peer wrote it."""
-        if len(frame) == _PROOF_BYTES or self.about is None:
+        if len(frame) == _PROOF_BYTES:
             return
         try:
             told = _decode_superseded(frame)
@@ -215,25 +195,19 @@ class _Side:
 class Dialer(_Side):
     """The connecting side. ``hello()``, then ``receive`` every frame until ``established``."""
 
-    def __init__(
-        self, me: PeerIdentity, peer: str, secret: bytes, nonce: bytes, gate: Gate, *, old: bool = False
-    ) -> None:
-        """``old``: use the greeting of the previous version, for a peer that may know no other."""
+    def __init__(self, me: PeerIdentity, peer: str, secret: bytes, nonce: bytes, gate: Gate) -> None:
         super().__init__(gate, secret)
-        self.peer, self.old = peer, old
-        self.challenged = False
-        about = (me.cluster_id, me.group, me.replica, peer, nonce)
-        if old:
-            self._hello = _encode(_OldHello(MAGIC, OLD_HELLO_VERSION, *about))
-        else:
-            self._hello = _encode(_Hello(MAGIC, HELLO_VERSION, *about, about_us(gate.own)))
+        self.peer = peer
+        self._challenged = False
+        to_whom = (me.cluster_id, me.group, me.replica, peer, nonce)
+        self._hello = _encode(_Hello(MAGIC, WIRE_VERSION, *to_whom, about_us(gate.own)))
 
     def hello(self) -> bytes:
         return self._hello
 
     def receive(self, frame: bytes) -> bytes | None:
         """The answer to a frame, or None. Raises NotAuthorized (Refused, ToldSuperseded) or WireError."""
-        if self.challenged:
+        if self._challenged:
             self._check_not_superseded(frame, self.peer)
             _same(frame, _proof(self._secret, b"welcome", self._transcript), self.peer)
             self.established = True
@@ -246,14 +220,11 @@ class Dialer(_Side):
             raise WireError(f"{self.peer} sent a nonce of {len(nonce)} bytes")
         self._transcript = self._channel + self._hello + nonce + about
         _same(proof, _proof(self._secret, b"listener", self._transcript), self.peer)
-        self.challenged = True
+        self._challenged = True
         self._let_in(self.peer)
         return _proof(self._secret, b"dialer", self._transcript)
 
     def _read_challenge(self, frame: bytes) -> tuple[bytes, bytes, bytes]:
-        if self.old:
-            old = _decode_old_challenge(frame)
-            return old.nonce, b"", old.proof
         challenge = _decode_challenge(frame)
         raw = bytes(challenge.about)
         self.about = _decode_about(raw)
@@ -289,8 +260,6 @@ class Listener(_Side):
         return _proof(self._secret, b"welcome", self._transcript)
 
     def _challenge(self) -> bytes:
-        if self.about is None:
-            return _encode(_OldChallenge(self._nonce, _proof(self._secret, b"listener", self._transcript)))
         about = _encode(about_us(self._gate.own))
         self._transcript += about
         proof = _proof(self._secret, b"listener", self._transcript)
@@ -310,17 +279,15 @@ class Listener(_Side):
             raise NotAuthorized(f"{hello.sender!r} is not a replica of this group")
         return hello.sender
 
-    def _read_hello(self, frame: bytes) -> _OldHello:
+    def _read_hello(self, frame: bytes) -> _Hello:
         try:
             greeting = _decode_greeting(frame)
             if greeting.magic != MAGIC:
                 raise WireError("not a replica's greeting")
-            if greeting.version == OLD_HELLO_VERSION:
-                return _decode_old_hello(frame)
-            if greeting.version != HELLO_VERSION:
+            if greeting.version != WIRE_VERSION:
                 raise UnknownVersion(
-                    f"a replica uses version {greeting.version} of the greeting, this one "
-                    f"{OLD_HELLO_VERSION} and {HELLO_VERSION}; upgrade the older one"
+                    f"a replica uses version {greeting.version} of the greeting, this one {WIRE_VERSION}; "
+                    "upgrade the older one"
                 )
             hello = _decode_hello(frame)
         except NOT_OURS as error:

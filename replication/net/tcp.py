@@ -88,7 +88,7 @@ class Connection(asyncio.BufferedProtocol):
     ) -> None:
         """``tls``: both the handshake and the frames travel inside it."""
         self.peer: str | None = None
-        #: What the peer told of itself in the handshake; None: it runs an earlier version.
+        #: What the peer told of itself; None: the handshake is not finished.
         self.about: About | None = None
         self._owner, self._handshake, self._tls = owner, handshake, tls
         self._limit = HANDSHAKE_BYTES_MAX
@@ -149,7 +149,7 @@ class Connection(asyncio.BufferedProtocol):
         except Refused as error:
             self._owner.refused()
             self._owner.complain(f"connection to {self.peer or self._handshake.peer} refused: {error}")
-            if error.frame and not self._dead:
+            if not self._dead:
                 self._write_handshake(error.frame)
             self._close_after_writing()
         except (NotAuthorized, UnknownVersion) as error:
@@ -207,15 +207,15 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.close()
 
     @property
-    def incarnation(self) -> Incarnation | None:
-        """Which process the peer is; None: it runs an earlier version, which does not tell."""
+    def incarnation(self) -> Incarnation:
+        """Which process the peer is. Only after the handshake."""
+        assert self.about is not None
         return shown(self.about)
 
     def dismiss(self, by: Incarnation) -> None:
         """The peer was replaced: tell it, if that takes a single write without waiting, and ignore further
         input from it."""
-        if self.about is not None:  # otherwise it would not understand
-            self.write(wire.encode({"type": "superseded", "number": by.number, "disk_id": by.disk_id}))
+        self.write(wire.encode({"type": "superseded", "number": by.number, "disk_id": by.disk_id}))
         self._close_after_writing()
 
     # -------------------------------------------------------------- frames in
@@ -299,15 +299,6 @@ class Connection(asyncio.BufferedProtocol):
         """Whether this side made the connection."""
         return isinstance(self._handshake, Dialer)
 
-    @property
-    def greeted(self) -> tuple[str, bool] | None:
-        """Of a dial: (peer, whether it seems to know the greeting that we used); None if the peer dialled."""
-        handshake = self._handshake
-        if not isinstance(handshake, Dialer):
-            return None
-        # The old greeting is a fallback: whether it succeeds or not, the newer one is tried first next time.
-        return handshake.peer, handshake.challenged and not handshake.old
-
     def dials(self, peer: str) -> bool:
         """Whether this is an attempt of ours to reach ``peer``."""
         return self.dialing and self._handshake.peer == peer
@@ -368,8 +359,8 @@ Resolve = Callable[[str], tuple[str, int] | None]
 class LinkEvents(Protocol):
     """What the transport reports to its owner, in the loop's thread."""
 
-    def link_up(self, peer: str, about: About | None) -> None:
-        """``about``: what the peer told of itself; None: it runs an earlier version, which tells nothing."""
+    def link_up(self, peer: str, about: About) -> None:
+        """``about``: what the peer told of itself."""
 
     def link_down(self, peer: str) -> None: ...
     def received(self, peer: str, message: wire.RaftMessage) -> None: ...
@@ -406,11 +397,9 @@ class TcpTransport:
         gate: Gate,
         tls: TlsIdentity | None = None,
         handshake_timeout_s: float = HANDSHAKE_TIMEOUT_S,
-        old_peers: bool = True,
     ) -> None:
         """``gate`` keeps the peers' incarnations. ``tls``: every link uses TLS, and peers without it are
-        refused; None: plain TCP. ``old_peers``: some peers may know only the old greeting. If False, a peer
-        that closes a dial without a word is one that does not know us yet."""
+        refused; None: plain TCP."""
         if not secret:
             raise NotAuthorized(
                 "the cluster has no secret; configure one (any random string, the same everywhere)"
@@ -419,9 +408,6 @@ class TcpTransport:
         self.received = events.received  # messages go from their connection straight to the owner
         self.superseded, self.broken = events.superseded, events.broken
         self._me, self._peers, self._secret, self._tls, self._gate = me, peers, secret, tls, gate
-        #: Peers that closed a dial before they said anything: they may know only the old greeting.
-        self._speaks_old: set[str] = set()
-        self._old_peers = old_peers
         self._resolve, self._helpers = resolve, helpers
         self._complained_at, self._unsaid = float("-inf"), 0
         self._links: dict[str, Connection] = {}
@@ -450,7 +436,6 @@ class TcpTransport:
             for connection in [self._links.get(peer), *[d for d in self._dials if d.dials(peer)]]:
                 if connection is not None:
                     connection.abort()
-            self._speaks_old.discard(peer)
         if self._server is not None and not self._closing:
             self._dial_all()
 
@@ -486,14 +471,8 @@ class TcpTransport:
         return Connection(self, handshake, None if self._tls is None else self._tls.channel(dials=False))
 
     def _dialing(self, peer: str) -> Connection:
-        old = peer in self._speaks_old and self._may_speak_old(peer)
-        handshake = Dialer(self._me, peer, self._secret, os.urandom(NONCE_BYTES), self._gate, old=old)
+        handshake = Dialer(self._me, peer, self._secret, os.urandom(NONCE_BYTES), self._gate)
         return Connection(self, handshake, None if self._tls is None else self._tls.channel(dials=True))
-
-    def _may_speak_old(self, peer: str) -> bool:
-        """The old greeting carries no incarnation. A replacement must tell its own, and a peer that has told
-        its incarnation understands ours."""
-        return self._old_peers and self._gate.own.number == 0 and self._gate.of(peer) is None
 
     async def _keep_dialing(self, peer: str) -> None:
         loop, failures = asyncio.get_running_loop(), 0
@@ -548,6 +527,7 @@ class TcpTransport:
             self._close(old, peer)
         self._links[peer] = connection
         self.counters.connects += 1
+        assert connection.about is not None
         self.events.link_up(peer, connection.about)
 
     def drop_superseded(self, peer: str) -> None:
@@ -559,23 +539,16 @@ class TcpTransport:
     def _close(self, link: Connection, peer: str) -> None:
         """Ignore further input on it, and tell the peer if it was replaced."""
         mark = self._gate.refuses(peer, link.incarnation)
-        if mark is None or link.incarnation is None:  # an earlier version would not understand
+        if mark is None:
             link.abort()
         else:
             link.dismiss(mark)
 
     def finished(self, connection: Connection) -> None:
         peer = connection.peer
-        self._note_greeting(connection)
         if peer is not None and self._links.get(peer) is connection:
             del self._links[peer]
             self.events.link_down(peer)
-
-    def _note_greeting(self, connection: Connection) -> None:
-        """A dial that was closed before any answer uses the other greeting next time."""
-        greeted = connection.greeted
-        if greeted is not None and not greeted[1]:
-            self._speaks_old ^= {greeted[0]}
 
     # -------------------------------------------------------------- what connections report
     def refused(self) -> None:

@@ -228,7 +228,7 @@ class RaftNode:
         self._member_edits = journal.members.edits
         self._circle = Circle(self_id, journal.members.since(applied_index))
         self._guard = FollowerGuard(journal)
-        self._linked: dict[str, bool] = {}  # peers whose link is up: whether they know our incarnation
+        self._linked: set[str] = set()  # peers whose link is up
         self._connected: set[str] = set()  # those of them that are listened to
         self._proposals = Proposals(self.config)
         self._closed = self.has_unsent = False  # the latter: something was proposed since the last ``flush``
@@ -492,18 +492,18 @@ class RaftNode:
         able = self.can_apply and self._circle.votes
         return able and self.readiness.takes_over(self._clock())
 
-    def connected(self, peer: str, *, knows_us: bool = False) -> None:
-        """The link to ``peer`` is up. ``knows_us``: the peer keeps incarnations, and has ours."""
-        self._linked[peer] = knows_us
+    def connected(self, peer: str) -> None:
+        """The link to ``peer`` is up. Each end has made the other's incarnation durable before."""
+        self._linked.add(peer)
         if peer not in self._known_peers.known:
             return
         self._connected.add(peer)
-        self._rejoin.connected(peer, knows_us=knows_us)
+        self._rejoin.connected(peer)
         self._core.connected(peer)
         self.replicator.connected(peer)
 
     def disconnected(self, peer: str) -> None:
-        self._linked.pop(peer, None)
+        self._linked.discard(peer)
         if peer in self._connected:
             if peer == self._core.leader_id():
                 self._prevote.leader_lost()
@@ -637,12 +637,12 @@ class RaftNode:
         came, gone = self._known_peers.look()
         for peer in came:
             if peer in self._linked:
-                self.connected(peer, knows_us=self._linked[peer])
+                self.connected(peer)
         for peer in gone:
-            linked = self._linked.get(peer)
+            linked = peer in self._linked
             self.disconnected(peer)
-            if linked is not None:  # it may be listened to again
-                self._linked[peer] = linked
+            if linked:  # it may be listened to again
+                self._linked.add(peer)
             self._rejoin.forget(peer)
         self.marks.forget(self._known_peers.retired(gone))
         if came or gone:

@@ -50,7 +50,7 @@ ASK_EVERY_S = 0.1
 
 
 class _Answer(NamedTuple):
-    """A peer's answer: its term, and the incarnation that answered (None: it runs an earlier version)."""
+    """A peer's answer: its term, and the incarnation that answered (None: see ``Rejoin._links``)."""
 
     term: int
     incarnation: Incarnation | None
@@ -81,8 +81,8 @@ class Rejoin:
         self._nonce, self._circle, self._core, self._journal, self._send = nonce, circle, core, journal, send
         self._forget_match = forget_match
         self._self_id, self._marks, self._drop = self_id, marks, drop
-        #: Peer -> the incarnation at the other end of its link when the link came up; None: it runs an
-        #: earlier version.
+        #: Peer -> the incarnation at the other end of its link when the link came up; None: it has shown
+        #: none. Over TCP every peer shows one in the greeting; a link within one process may lack it.
         self._links: dict[str, Incarnation | None] = {}
         self._learners: dict[str, int] = {}  # peers that asked: the nonce of their latest start
         self._answers: dict[str, _Answer] = {}
@@ -95,11 +95,11 @@ class Rejoin:
         if self.active:
             self._proved = max(self._proved, (term, index))
 
-    def connected(self, peer: str, *, knows_us: bool) -> None:
-        """The link to ``peer`` is up; ``knows_us``: it has already made our incarnation durable.
+    def connected(self, peer: str) -> None:
+        """The link to ``peer`` is up; the peer has already made our incarnation durable.
 
         What a process acknowledged that has been replaced since does not count for its successor."""
-        before, now = self._links.get(peer), self._marks.of(peer) if knows_us else None
+        before, now = self._links.get(peer), self._marks.of(peer)
         self._links[peer] = now
         if before is not None and now != before:
             self._forget_match(peer)
@@ -120,10 +120,7 @@ class Rejoin:
                     self._ask(peer)
 
     def _ask(self, peer: str) -> None:
-        message: RaftMessage = {"type": "rejoin", "nonce": self._nonce, "term": self._core.term}
-        if self._links.get(peer) is not None:
-            message["marks"] = []  # the peer knows this field, and answers with its own marks
-        self._send(peer, message)
+        self._send(peer, {"type": "rejoin", "nonce": self._nonce, "term": self._core.term})
 
     def asked(self, peer: str, message: RaftMessage) -> None:
         """A learner asks. Our term is already on disk; the last index matters only if we lead."""
@@ -136,18 +133,15 @@ class Rejoin:
             "nonce": message["nonce"],
             "term": self._core.term,
             "last_index": self._journal.last_index if leads else 0,
+            "marks": self._marks.all(),
         }
-        if "marks" in message:
-            answer["marks"] = self._marks.all()
         self._send(peer, answer)
 
     def answered(self, peer: str, message: RaftMessage) -> None:
         """Raises Superseded if the answer shows that we were replaced, and the disk's errors."""
         if not self.active or message["nonce"] != self._nonce:
             return
-        if "marks" not in message and self._marks.own.number:
-            return  # an earlier version: our predecessor may still count there
-        self.learn(message.get("marks", ()))
+        self.learn(message["marks"])
         link = self._links.get(peer)
         if link != self._marks.of(peer):
             return  # from a process that was replaced
@@ -173,8 +167,8 @@ class Rejoin:
             table.pop(peer, None)
 
     def link(self, peer: str) -> Incarnation | None:
-        """The incarnation of ``peer`` at the other end of the link; None: an earlier version, or no link
-        yet."""
+        """The incarnation of ``peer`` at the other end of the link; None: no link yet, or it has shown
+        none."""
         return self._links.get(peer)
 
     def learn(self, marks: Sequence[tuple[str, int, str]]) -> None:

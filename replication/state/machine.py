@@ -81,6 +81,8 @@ from escrowmq.replication.timers.record import RECORD
 #: Remembers who has done something: who, the app or group, to what, and what it was.
 Audit = Callable[[str, str, str, str], None]
 _record = RECORD.pack
+#: What a PREPARE may hold besides its messages; behind everything else that is attached to it.
+HOLDING = (OpType.PRE_OFFSETS, OpType.PRE_LETTERS)
 
 
 def out_of_range(partition: Partition) -> Result:
@@ -532,8 +534,10 @@ class StateMachine:
         if claim and (no := self.claims.refusal(app, tx_ids[0], claim, at_home, self.now_ms)) is not None:
             return no
         participants = tuple(extra.participants) if extra.participants else ()
-        refusal = self._refusal_of_new(extra, len(tx_ids)) or self.held.refusal(attached)
-        refusal = refusal or self.letters.refusal(attached)
+        holds = bool(attached) and attached[-1].type in HOLDING  # nearly never
+        refusal = self._refusal_of_new(extra, len(tx_ids))
+        if holds and refusal is None:
+            refusal = self.held.refusal(attached) or self.letters.refusal(attached)
         table = self.transactions.app(app)
         now, timeout = self.now_ms, meta.timeout_ms or known.info.transaction_timeout_ms
         if not part and refusal is None and len(tx_ids) >= BLOCK_MIN and is_simple(home_group, extra, timed):
@@ -580,8 +584,9 @@ class StateMachine:
                     problems.append([i, *problem])
         if fresh:
             self._opened(app, table, fresh, open_young[fresh[0]])
-            self.held.opened(app, fresh[0], attached)
-            self.letters.opened(app, fresh[0], attached)
+            if holds:
+                self.held.opened(app, fresh[0], attached)
+                self.letters.opened(app, fresh[0], attached)
             self.transactions.note_unattended(app, fresh, extra.on_timeout)
             if claim and at_home:
                 self.claims.opened(app, fresh, claim, alone=bool(extra.on_timeout))

@@ -29,8 +29,6 @@ MESSAGES = [
      "success": True, "counts": True, "clock_ms": 1_700_000_000_123},
     {"type": "request_vote", "term": 2, "last_log_index": 8, "last_log_term": 1},
     {"type": "pre_vote", "term": 2, "last_log_index": 8, "last_log_term": 1},
-    {"type": "rejoin", "nonce": 77, "term": 2, "last_index": 0},
-    {"type": "rejoin_answer", "nonce": 77, "term": 2, "last_index": 9},
     {"type": "rejoin", "nonce": 77, "term": 2, "last_index": 0, "marks": []},
     {"type": "rejoin_answer", "nonce": 77, "term": 2, "last_index": 9, "marks": [("r0", 3, "d" * 32)]},
     {"type": "superseded", "number": 4, "disk_id": "e" * 32},

@@ -188,10 +188,10 @@ def test_what_is_marked_is_marked_before_the_link_is_up(
     running = leader.parts.running
     connected = running.node.connected
 
-    def link_up(peer: str, *, knows_us: bool = False) -> None:
+    def link_up(peer: str) -> None:
         if peer == str(victim):
             seen.append((on_disk_of(group, leader.rid).get(peer), running.node.marks.of(peer)))
-        connected(peer, knows_us=knows_us)
+        connected(peer)
 
     monkeypatch.setattr(running.node, "connected", link_up)
     group.stop(victim)

@@ -40,14 +40,6 @@ def test_of_two_disks_with_the_same_number_the_first_one_seen_stays() -> None:
     assert marks.of("r1") == SECOND
 
 
-def test_the_old_greeting_is_enough_until_an_incarnation_was_shown() -> None:
-    marks = Incarnations(OWN)
-    assert marks.admit("r1", None) is None
-    assert marks.of("r1") is None
-    marks.admit("r1", FIRST)
-    assert marks.admit("r1", None) == FIRST
-
-
 def test_marks_of_others_are_taken_over_where_they_are_higher() -> None:
     marks = Incarnations(OWN)
     marks.admit("r1", SECOND)

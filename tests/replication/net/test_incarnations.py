@@ -1,4 +1,4 @@
-"""A process that was replaced is told so, and no longer trusted; replicas of two versions meet."""
+"""A process that was replaced is told so, and no longer trusted; what a later version may tell."""
 
 from __future__ import annotations
 
@@ -28,12 +28,10 @@ from tests.support.wire_samples import ME, MESSAGES, PEER, SECRET, gate
 NEWER, GHOST = Incarnation(1, "new"), Incarnation(0, "b")
 
 
-def sides(
-    dialing: Incarnations, listening: Incarnations, *, old: bool = False, secret: bytes = SECRET
-) -> tuple[Dialer, Listener]:
+def sides(dialing: Incarnations, listening: Incarnations) -> tuple[Dialer, Listener]:
     """``b`` dials ``a``."""
     return (
-        Dialer(PEER, "a", secret, b"d" * NONCE_BYTES, dialing, old=old),
+        Dialer(PEER, "a", SECRET, b"d" * NONCE_BYTES, dialing),
         Listener(ME, frozenset("b"), SECRET, b"l" * NONCE_BYTES, listening),
     )
 
@@ -50,10 +48,6 @@ def refused_by(listener: Listener, proof: bytes) -> bytes:
     with pytest.raises(Refused) as refused:
         listener.receive(proof)
     return refused.value.frame
-
-
-def shake(dialer: Dialer, listener: Listener) -> None:
-    dialer.receive(listener.receive(proof_of(dialer, listener)))
 
 
 def test_each_side_learns_the_others_incarnation_before_it_is_established() -> None:
@@ -126,29 +120,21 @@ def test_a_peer_that_lags_behind_cannot_end_one_that_is_newer() -> None:
 
 
 # ------------------------------------------------------------------ versions
-def test_the_old_greeting_is_answered_as_it_always_was() -> None:
-    a = gate("a")
-    dialer, listener = sides(gate("b"), a, old=True)
-    shake(dialer, listener)
-    assert dialer.established and listener.established
-    assert dialer.about is None and listener.about is None and a.of("b") is None
-
-
-def test_who_has_shown_an_incarnation_is_not_let_in_with_the_old_greeting() -> None:
-    a = gate("a")
-    a.admit("b", GHOST)
-    dialer, listener = sides(gate("b"), a, old=True)
-    with pytest.raises(Refused, match="earlier version") as refused:
-        shake(dialer, listener)
-    assert refused.value.frame == b"", "it would not understand one"
-
-
 def test_fields_of_a_later_version_are_passed_over() -> None:
     dialer, listener = sides(gate("b", 3), gate("a"))
     hello = msgspec.msgpack.decode(dialer.hello())
     hello[-1]["a_field_to_come"] = {"with": ["content"]}
     listener.receive(msgspec.msgpack.encode(hello))
     assert listener.about == About(3, "b")
+
+
+def test_who_tells_nothing_about_itself_is_no_replica() -> None:
+    a = gate("a")
+    dialer, listener = sides(gate("b"), a)
+    hello = msgspec.msgpack.decode(dialer.hello())
+    with pytest.raises(WireError, match="not a replica's greeting"):
+        listener.receive(msgspec.msgpack.encode(hello[:-1]))
+    assert listener.peer is None and a.of("b") is None
 
 
 @pytest.mark.parametrize("about", [{"incarnation": -1}, {"disk_id": "x" * 65}, {"disk_id": 7}, [], None])
@@ -165,11 +151,11 @@ class Events:
     """The loop-side events of a transport."""
 
     def __init__(self) -> None:
-        self.up: dict[str, About | None] = {}
+        self.up: dict[str, About] = {}
         self.told: Incarnation | None = None
         self.messages: list[object] = []
 
-    def link_up(self, peer: str, about: About | None) -> None:
+    def link_up(self, peer: str, about: About) -> None:
         self.up[peer] = about
 
     def link_down(self, peer: str) -> None:
@@ -235,37 +221,6 @@ def test_the_successors_link_ends_the_predecessors_and_tells_it() -> None:
     asyncio.run(scene())
 
 
-def test_a_replica_dials_one_of_the_version_before_with_the_old_greeting(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The older replica closes the connection when it receives the new greeting."""
-    read = Listener._read_hello
-
-    def as_before(self: Listener, frame: bytes) -> object:
-        hello = read(self, frame)
-        if self.about is not None:
-            raise WireError("not a replica's greeting")
-        return hello
-
-    monkeypatch.setattr(Listener, "_read_hello", as_before)
-
-    async def scene() -> None:
-        with ThreadPoolExecutor(4) as pool:
-            async with transports(pool, gate("a"), gate("b"), gate("b2", 1)) as made:
-                (at_a, _), (at_b, b), (at_moved, moved) = made
-                await b.start("127.0.0.1", 0)
-                await until(lambda: at_a.up == {"b": None} and at_b.up == {"a": None})
-                await b.stop()
-                await until(lambda: not at_a.up)
-                await moved.start("127.0.0.1", 0)
-                await asyncio.sleep(0.5)
-                assert not at_moved.up, (
-                    "who was put into another's place must tell it, and waits for the upgrade"
-                )
-
-    asyncio.run(scene())
-
-
 def test_a_link_to_a_process_whose_place_was_taken_meanwhile_is_closed_and_it_is_told() -> None:
     async def scene() -> None:
         with ThreadPoolExecutor(4) as pool:
@@ -307,7 +262,7 @@ def test_a_place_that_is_taken_in_the_middle_of_a_handshake_is_taken() -> None:
             )
             admit = knows.admit
 
-            def admit_and_hear(peer: str, shown: Incarnation | None) -> Incarnation | None:
+            def admit_and_hear(peer: str, shown: Incarnation) -> Incarnation | None:
                 admitted = admit(peer, shown)
                 knows.learn([("b", *NEWER)])
                 return admitted

@@ -96,7 +96,7 @@ def wire_challenge_proof(challenge: bytes) -> bytes:
 
 
 def test_another_protocol_version_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("escrowmq.replication.net.handshake.HELLO_VERSION", 99)
+    monkeypatch.setattr("escrowmq.replication.net.handshake.WIRE_VERSION", 99)
     hello = pair()[0].hello()
     monkeypatch.undo()
     with pytest.raises(UnknownVersion, match="version 99"):
@@ -284,7 +284,7 @@ class Recorder:
         self.messages: list[wire.RaftMessage] = []
         self.told: Incarnation | None = None
 
-    def link_up(self, peer: str, about: About | None) -> None:
+    def link_up(self, peer: str, about: About) -> None:
         self.up.append(peer)
 
     def link_down(self, peer: str) -> None:

@@ -44,7 +44,7 @@ class TwoOfOne(Stage):
         """One end of a link: the greeting said who the other end is."""
         raft = self.members[name].raft
         assert raft.marks.admit(other, self.owns[other]) is None
-        raft.connected(other, knows_us=True)
+        raft.connected(other)
 
     def dropped(self, name: str, peer: str) -> None:
         """A link to a replaced process is closed; another one is made to its successor."""
@@ -52,7 +52,7 @@ class TwoOfOne(Stage):
             return
         self.faithful.discard(name)
         self.members[name].raft.disconnected(peer)
-        self.members[name].raft.connected(peer, knows_us=True)
+        self.members[name].raft.connected(peer)
         self.meet(peer, name)
 
     def hand_over(self, mail: Mail) -> None:

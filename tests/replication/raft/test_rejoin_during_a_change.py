@@ -48,7 +48,7 @@ def learner(possible: list[Members], journal: HoldsAHundred, drop: Callable[[str
     )  # fmt: skip
     for peer in ("0", "2"):
         marks.admit(peer, Incarnation(0, f"old{peer}"))
-        rejoin.connected(peer, knows_us=True)
+        rejoin.connected(peer)
     rejoin.proved(5, 100)
     return rejoin
 

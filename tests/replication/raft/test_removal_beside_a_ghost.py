@@ -37,7 +37,7 @@ class Three(Stage):
         """One end of a link: the greeting said who the other end is."""
         raft = self.members[name].raft
         assert raft.marks.admit(other, self.owns[other]) is None
-        raft.connected(other, knows_us=True)
+        raft.connected(other)
 
     def replace_r1(self) -> None:
         """The links lead to the successor from now on; it has not asked anything yet."""
@@ -54,8 +54,8 @@ def not_looking_at_links(patch: pytest.MonkeyPatch) -> None:
 
 
 def keeping_what_the_predecessor_stored(patch: pytest.MonkeyPatch) -> None:
-    def connected(self: Rejoin, peer: str, *, knows_us: bool) -> None:
-        self._links[peer] = self._marks.of(peer) if knows_us else None
+    def connected(self: Rejoin, peer: str) -> None:
+        self._links[peer] = self._marks.of(peer)
 
     patch.setattr(Rejoin, "connected", connected)
 

@@ -37,7 +37,7 @@ class ReplicaLinks:
         node = self._replica.node
         if peer not in self._sim.founders:
             node.told_of(peer)  # a peer that accepted the link knew the list of members
-        node.connected(peer, knows_us=True)
+        node.connected(peer)
 
     def link_down(self, peer: str) -> None:
         self._replica.later(0, lambda: self._replica.node.disconnected(peer))
