@@ -29,7 +29,7 @@ def _default_cpus() -> int:
     return max(os.cpu_count() or 1, 8)
 
 
-@by_name("namespace", "groups", "replicas")
+@by_name()
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterSettings:
     """The shape of the cluster when it is founded. The number of groups, over which partitions are spread,
@@ -148,15 +148,7 @@ class RaySettings:
         )
 
 
-@by_name(
-    "nodes_min",
-    "check_every_s",
-    "start_timeout_s",
-    "replace_after_s",
-    "retry_min_s",
-    "retry_max_s",
-    "stop_timeout_s",
-)
+@by_name()
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SupervisorSettings:
     """How replicas are watched and restarted."""

@@ -8,9 +8,7 @@ calls; Spark), the pickle holds the same map and the function that reads it, ``s
 Versions meet in both directions. A missing name gets the receiver's default: an older sender does not know
 it. A name that the receiver does not know is ignored, which is right for limits and timings: the receiver
 behaves as its own version does. Where ignoring it would be wrong, the new field comes with a higher
-``VERSION``, which older software refuses. Software older than these maps cannot read a pickle of them, and
-must not appear to succeed (it once took the names for the values): it has no ``settings_of``, so it raises an
-error.
+``VERSION``, which older software refuses.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import PurePath
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -46,7 +44,8 @@ def names_of(settings: Any) -> dict[str, Any]:
 
 
 def from_names(kind: type[T], names: Mapping[str, Any]) -> T:
-    """Settings of this kind from such a map. A map without a version dates from before there were versions.
+    """Settings of this kind from such a map. One without a version, as a supervisor's ``about`` gives it, is
+    read as one of this version.
 
     Raises UnknownVersion, and ConfigError for values that make no sense here.
     """
@@ -80,12 +79,8 @@ def unpack_names(data: bytes) -> dict[str, Any]:
         raise ConfigError(f"these bytes are not settings: {error}") from error
 
 
-def unpack_settings(kind: type[T], data: bytes | T, report: Callable[[str], None] = lambda text: None) -> T:
-    """Inverse of ``pack_settings``. A settings object is returned unchanged: Ray restarts an actor with the
-    arguments that an earlier version created it with. ``report`` is called with the names that are
-    ignored."""
-    if not isinstance(data, bytes):
-        return data
+def unpack_settings(kind: type[T], data: bytes, report: Callable[[str], None] = lambda text: None) -> T:
+    """Inverse of ``pack_settings``. ``report`` is called with the names that are ignored."""
     names = unpack_names(data)
     if unknown := passed_over(kind, names):
         report(f"settings of a newer version are ignored: {', '.join(unknown)} of {kind.__name__}")
@@ -98,28 +93,14 @@ def settings_of(kind: type[T], names: Mapping[str, Any]) -> T:
     return from_names(kind, names)
 
 
-def by_name(*earlier: str) -> Callable[[type[T]], type[T]]:
-    """Make a dataclass pickle as the map. ``earlier``: its fields in the order of the last version that
-    pickled values by position, as long as such pickles may still be met; this list never changes. One version
-    in between pickled a map as the object's state; that is read too."""
+def by_name() -> Callable[[type[T]], type[T]]:
+    """Make a dataclass pickle as the map."""
 
     def decorate(kind: type[T]) -> type[T]:
         def reduced(self: Any) -> tuple[Any, ...]:
             return settings_of, (kind, names_of(self))
 
-        def take(self: Any, state: Any) -> None:
-            if isinstance(state, list):
-                if len(state) != len(earlier):
-                    raise UnknownVersion(
-                        f"{kind.__name__} was pickled by a version that is too old; create it again"
-                    )
-                state = dict(zip(earlier, state, strict=True))
-            made = from_names(kind, state)
-            for item in fields(cast(Any, kind)):
-                object.__setattr__(self, item.name, getattr(made, item.name))
-
         kind.__reduce__ = reduced  # type: ignore[method-assign]
-        kind.__setstate__ = take  # type: ignore[attr-defined]
         return prepared(kind)
 
     return decorate

@@ -88,7 +88,7 @@ def _by_position(kind: type[T]) -> type[T]:
         for put, value in zip(write, values, strict=False):
             put(self, value)
 
-    kind.__getstate__ = give  # type: ignore[attr-defined]
+    kind.__getstate__ = give  # type: ignore[method-assign]
     kind.__setstate__ = take  # type: ignore[attr-defined]
     return kind
 
@@ -257,7 +257,7 @@ class OpenTransaction:
     parked: bool
     messages: int
     home_group: int  # group that holds the decision; -1 = this one
-    home_index: int = -1  # over several groups: log index of the home group's record; -1: not told
+    home_index: int = -1  # over several groups: log index of the home group's record; -1: in one group
     parked_for: str = ""  # why a check parked it; "": it used up its checks
     fence: str = ""  # in hex: whose rows decide, so who may answer its checks; "": any producer of the app
 

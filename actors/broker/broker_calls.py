@@ -384,7 +384,7 @@ class BrokerCalls:
 
     @concurrency("control")
     def change_members(
-        self, change_id: str, add: Sequence[int], remove: Sequence[int], version: int | None = None
+        self, change_id: str, add: Sequence[int], remove: Sequence[int], version: int
     ) -> Reply:
         """One step of a change; call again with the same id until the answer is DONE. ``version``: the
         version of the members that the caller has seen; with any other version nothing is done."""

@@ -14,23 +14,7 @@ from escrowmq.replication.log_lines import LogFormat
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
 
-@by_name(
-    "segment_bytes",
-    "queue_bytes",
-    "request_bytes_max",
-    "open_transactions_max",
-    "copy_bytes_max",
-    "election_min_s",
-    "election_max_s",
-    "heartbeat_s",
-    "disk_reserve_bytes",
-    "scrub_period_s",
-    "scrub_bytes_per_s",
-    "produce_threads",
-    "fetch_threads",
-    "control_threads",
-    "feedback_threads",
-)
+@by_name()
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerConfig:
     """Limits and timings of one replica. All replicas of a group should have the same."""

@@ -101,10 +101,10 @@ def create_internal_topic(submit: Submit, groups: int, name: str) -> int:
                 "its deletion was interrupted, repeat that first"
             )
         if gid == 0 and code == ResultCode.TOPIC_EXISTS:
-            topic_id = info.get("topic_id", NO_ID)
+            topic_id = info["topic_id"]
             settings = {key: value for key, value in info.items() if key not in _NO_SETTINGS}
         elif gid == 0:
-            topic_id = info or NO_ID
+            topic_id = info
     return topic_id
 
 

@@ -197,19 +197,14 @@ class Series:
         led = None if leader is None else found.metrics.get((gid, leader.rid))
         if led is not None and led.led is not None:
             yield ("escrowmq_transactions_oldest_age_seconds", label), led.led.oldest_age_s
-            if (late := led.led.overdue) is not None:
-                yield ("escrowmq_checks_overdue", label), late.count
-                yield ("escrowmq_checks_overdue_oldest_seconds", label), late.oldest_ms / 1000
-            if led.led.delayed is not None:
-                yield ("escrowmq_delayed_waiting", label), led.led.delayed
-            if led.led.delayed_bytes is not None:
-                yield ("escrowmq_delayed_bytes", label), led.led.delayed_bytes
-            if led.led.pinned_bytes is not None:
-                yield ("escrowmq_delayed_pinned_bytes", label), led.led.pinned_bytes
-            if led.led.shares is not None:
-                pairs, ranges = led.led.shares
-                yield ("escrowmq_share_partitions", label), pairs
-                yield ("escrowmq_share_ranges", label), ranges
+            yield ("escrowmq_checks_overdue", label), led.led.overdue.count
+            yield ("escrowmq_checks_overdue_oldest_seconds", label), led.led.overdue.oldest_ms / 1000
+            yield ("escrowmq_delayed_waiting", label), led.led.delayed
+            yield ("escrowmq_delayed_bytes", label), led.led.delayed_bytes
+            yield ("escrowmq_delayed_pinned_bytes", label), led.led.pinned_bytes
+            pairs, ranges = led.led.shares
+            yield ("escrowmq_share_partitions", label), pairs
+            yield ("escrowmq_share_ranges", label), ranges
             yield from self._open(label[0], led.led.apps, found.at)
 
     def _open(self, group: str, apps: Named, now: float) -> Iterator[Sample]:
@@ -310,20 +305,17 @@ def _replica_counters(label: tuple[str, str], told: MetricsReport) -> Iterator[S
     yield ("escrowmq_transactions_prepared_total", label), told.prepared
     yield ("escrowmq_delayed_released_total", label), told.released
     yield ("escrowmq_delayed_cancelled_total", label), told.cancelled
-    if told.run_files is not None and told.stored_descriptors is not None:
-        yield ("escrowmq_replica_run_files", label), told.run_files
-        yield ("escrowmq_replica_stored_descriptors", label), told.stored_descriptors
-    if told.carried is not None:
-        yield ("escrowmq_delayed_carried_entries_total", label), told.carried.entries
-        yield ("escrowmq_delayed_carried_total", label), told.carried.messages
-        yield ("escrowmq_delayed_carried_bytes_total", label), told.carried.bytes
-    if told.find is not None:
-        yield ("escrowmq_find_cache_bytes", label), told.find.bytes
-        yield ("escrowmq_find_cache_files", label), told.find.files
-        yield ("escrowmq_find_memory_bytes", label), told.find.memory_bytes
-        yield ("escrowmq_find_lookups_total", (*label, "hit")), told.find.hits
-        yield ("escrowmq_find_lookups_total", (*label, "miss")), told.find.misses
-        yield ("escrowmq_find_damaged_total", label), told.find.damaged
+    yield ("escrowmq_replica_run_files", label), told.run_files
+    yield ("escrowmq_replica_stored_descriptors", label), told.stored_descriptors
+    yield ("escrowmq_delayed_carried_entries_total", label), told.carried.entries
+    yield ("escrowmq_delayed_carried_total", label), told.carried.messages
+    yield ("escrowmq_delayed_carried_bytes_total", label), told.carried.bytes
+    yield ("escrowmq_find_cache_bytes", label), told.find.bytes
+    yield ("escrowmq_find_cache_files", label), told.find.files
+    yield ("escrowmq_find_memory_bytes", label), told.find.memory_bytes
+    yield ("escrowmq_find_lookups_total", (*label, "hit")), told.find.hits
+    yield ("escrowmq_find_lookups_total", (*label, "miss")), told.find.misses
+    yield ("escrowmq_find_damaged_total", label), told.find.damaged
     for became, count in told.forwarded.items():
         yield ("escrowmq_share_forwarded_total", (*label, became)), count
     for decided, count in told.decided.items():

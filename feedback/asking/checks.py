@@ -41,7 +41,7 @@ ANSWERS_MAX = 10_000
 
 #: (group, topic) that a check is from, and transaction id.
 PlacedKey = tuple[tuple[int, str], str]
-#: A check under one PREPARE: its key, and the log index of the transaction's newest PREPARE (0: not told).
+#: A check under one PREPARE: its key, and the log index of the transaction's newest PREPARE.
 AskedCheck = tuple[CheckKey, int]
 PlacedCheck = tuple[PlacedKey, int]
 PlacedAnswer = tuple[PlacedKey, TransactionState, Trouble, int]
@@ -396,8 +396,7 @@ class CheckTable:
         """An answer to a check that is no longer on hand."""
         if state is TransactionState.COMMITTED:
             return Verdict.COMMIT
-        # Without an index it would roll back whatever owner has prepared it since; the check comes again.
-        if state is TransactionState.ROLLBACK and index and (key, index) in self._were_free:
+        if state is TransactionState.ROLLBACK and (key, index) in self._were_free:
             return Verdict.ROLLBACK
         return None
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -36,9 +36,8 @@ PATIENCE_S = 2.0
 
 @dataclass(slots=True)
 class PreparedCheck:
-    """``alone``: in one group, or from before format level 2. ``across``: over several groups and complete,
-    with home's record of each. ``lacking``: why one cannot be committed. ``later``: a group has not
-    answered."""
+    """``alone``: in one group. ``across``: over several groups and complete, with home's record of each.
+    ``lacking``: why one cannot be committed. ``later``: a group has not answered."""
 
     alone: list[str] = field(default_factory=list)
     across: dict[str, int] = field(default_factory=dict)
@@ -56,9 +55,6 @@ async def look(
         found.alone += tx_ids  # its leader checks the parts itself
         return found
     rows = await _inquire(leaders[home], app, dict.fromkeys(tx_ids, -1))
-    if rows is None:
-        found.alone += tx_ids
-        return found
     wanted: dict[int, dict[str, int]] = {}
     for tx_id, row in rows.items():
         if row.state != TransactionState.PREPARE.value or not row.groups:
@@ -87,20 +83,17 @@ async def _look_at(
     try:
         rows = await _inquire(leaders[group], app, ids)
     except Unavailable:
-        rows = None
+        found.later += ids
+        return
     for tx_id in ids:
-        if rows is None:
-            found.later.append(tx_id)
-        elif not rows[tx_id].is_branch_of(home):
+        if not rows[tx_id].is_branch_of(home):
             found.lacking[tx_id] = rows[tx_id].lacking(group, home)
 
 
-async def _inquire(leader: GroupLeader, app: str, ids: Mapping[str, int]) -> dict[str, Standing] | None:
-    """None: the group does not know this question (yet). Raises Unavailable."""
+async def _inquire(leader: GroupLeader, app: str, ids: Mapping[str, int]) -> dict[str, Standing]:
+    """Raises Unavailable."""
     request = ops.inquire(app, list(ids), list(ids.values()))
     status, *rest = await leader.ask("submit", request, patience_s=PATIENCE_S)
-    if status in ("unsupported", "malformed"):
-        return None
     if status != "ok" or rest[0][0][0] != ResultCode.OK:
         raise Unavailable(f"group {leader.gid} answers {status} to INQUIRE", 0.5)
     return {tx_id: Standing(*row) for tx_id, row in zip(ids, rest[0][0][1], strict=True)}
@@ -143,8 +136,7 @@ class Way:
 class PendingVerdict:
     """An answer on its way into the log. Dropped after ``until``: then the check is repeated.
 
-    ``index``: a rollback applies only to this PREPARE (0: to any); ``wait_s``: when a check that is put off
-    is due.
+    ``index``: a rollback applies only to this PREPARE; ``wait_s``: when a check that is put off is due.
     """
 
     tx_id: str
@@ -269,7 +261,7 @@ class GroupFeedback:
             if verdict is Verdict.COMMIT:
                 asked += [(verdict, *commit) for commit in await self._commits(list(indexes))]
             else:
-                asked += [(verdict, *roll_back) for roll_back in self._rollbacks(verdict, indexes)]
+                asked.append((verdict, list(indexes), self._rollback(verdict, indexes)))
         if not asked:
             return
         results = await self._submit(b"".join(frame for *_, frame in asked), repeatable=True)
@@ -279,18 +271,11 @@ class GroupFeedback:
             self._desk.settled(self.gid, ids)
         await self._park(lacking)
 
-    def _rollbacks(
-        self, verdict: Verdict, indexes: Mapping[str, int]
-    ) -> Iterator[tuple[Sequence[str], bytes]]:
-        """They name the PREPAREs that they apply to, if the group's format level supports it: a transaction
-        that was prepared again since the check began is not rolled back by it."""
+    def _rollback(self, verdict: Verdict, indexes: Mapping[str, int]) -> bytes:
+        """It names the PREPAREs that it applies to: a transaction that was prepared again since the check
+        began is not rolled back by it."""
         by = BY_POLICY if verdict is Verdict.EXPIRE else "feedback"
-        under = {tx_id: index for tx_id, index in indexes.items() if index > 0}
-        plain = [tx_id for tx_id, index in indexes.items() if index <= 0]
-        if plain:
-            yield plain, ops.rollback(self.app, plain, by=by)
-        if under:
-            yield list(under), ops.rollback(self.app, list(under), by, newest_index=list(under.values()))
+        return ops.rollback(self.app, list(indexes), by, newest_index=list(indexes.values()))
 
     async def _commits(self, tx_ids: list[str]) -> list[tuple[list[str], bytes]]:
         """COMMITs of transactions that are prepared everywhere. Others are parked; if that cannot be

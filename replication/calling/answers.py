@@ -14,8 +14,6 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Self, TypeAlias
 
-import msgspec
-
 from escrowmq.replication.calling.carried_answers import Carried, prepare
 from escrowmq.replication.model import NO_ID, OpenTransaction, TransactionState
 

@@ -68,17 +68,17 @@ class LedMetrics(Carried, frozen=True, kw_only=True):
     transaction since it was prepared, by the group's time; 0: none is open. ``overdue``: transactions that
     were not checked in time. ``delayed``: delayed messages that wait, and ``delayed_bytes`` theirs;
     ``pinned_bytes``: log that is kept for them alone. ``shares``: pairs of a share group and a partition, and
-    final ranges of all of them. None: not told by an earlier version.
+    final ranges of all of them.
     """
 
     apps: Named
     topics: Named
     oldest_age_s: float
-    overdue: OverdueReport | None = None
-    delayed: int | None = None
-    delayed_bytes: int | None = None
-    pinned_bytes: int | None = None
-    shares: Sequence[int] | None = None
+    overdue: OverdueReport
+    delayed: int
+    delayed_bytes: int
+    pinned_bytes: int
+    shares: Sequence[int]
 
 
 class MetricsReport(Carried, frozen=True, kw_only=True):
@@ -91,8 +91,7 @@ class MetricsReport(Carried, frozen=True, kw_only=True):
     that. ``released``, ``cancelled``: delayed messages that became readable, or were cancelled, under its
     lead. ``forwarded``: what became of messages that consumer groups could not handle, and replies, by
     kind. ``run_files``: those that its partitions' indexes are in, and ``stored_descriptors``: how many of
-    them and of the files of timers are open. These, ``find``, ``carried``: None: not told by an earlier
-    version. ``histograms`` are in seconds.
+    them and of the files of timers are open. ``histograms`` are in seconds.
     ``led``: None unless it leads. ``disk_bytes``: of its file system.
     """
 
@@ -113,10 +112,10 @@ class MetricsReport(Carried, frozen=True, kw_only=True):
     released: int = 0
     cancelled: int = 0
     forwarded: Mapping[str, int] = msgspec.field(default_factory=dict)
-    run_files: int | None = None
-    stored_descriptors: int | None = None
-    find: FindMetrics | None = None
-    carried: CarryMetrics | None = None
+    run_files: int = 0
+    stored_descriptors: int = 0
+    find: FindMetrics = FindMetrics()
+    carried: CarryMetrics = CarryMetrics()
     led: LedMetrics | None = None
 
 

@@ -17,9 +17,8 @@ from escrowmq.replication.errors import UnknownVersion
 # ------------------------------------------------------------------ a topic
 
 PARTITIONS_MAX = 10_000
-#: The settings that an entry means if it does not state them. Part of the log's format: they never change,
-#: because entries of old clients are always applied with them. Clients state every setting, with their own
-#: defaults.
+#: The settings that an entry means if it does not state them. Part of the log's format: they never change, or
+#: two replicas could apply an entry differently. Clients state every setting, with their own defaults.
 UNSTATED: Mapping[str, int | str] = {
     "partitions": 1,
     "on_check_exhausted": "hold",

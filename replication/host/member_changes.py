@@ -47,14 +47,12 @@ class MemberChanges:
         """See ``RunningReplica.told``."""
         self._running.told(epoch, [str(rid) for rid in members])
 
-    def change(
-        self, change_id: str, add: Sequence[int], remove: Sequence[int], version: int | None = None
-    ) -> Reply:
+    def change(self, change_id: str, add: Sequence[int], remove: Sequence[int], version: int) -> Reply:
         """One step towards a group in which ``add`` are voters and ``remove`` are not members; leader only.
 
         ``version``: of the configuration that the caller has seen. If another one is in force, nothing is
         done: otherwise a late copy of the question could remove a voter in addition to the one that was
-        removed instead. None: a caller of an earlier version, which does not tell it.
+        removed instead.
 
         ``("ok", StepTaken)``; ``("not_yet", text)`` if the rules do not allow the step now: ask again;
         ``("refused", text)`` if they never will; the rest as for requests.
@@ -124,13 +122,13 @@ class MemberChanges:
             raise Unavailable(f"{self._running.setup} does not answer", 1.0) from error
 
     # -------------------------------------------------------------- in the driver's thread
-    def _take_step(self, goal: Goal, version: int | None, answer: Future[Reply]) -> None:
+    def _take_step(self, goal: Goal, version: int, answer: Future[Reply]) -> None:
         running = self._running
         node = running.node
         if not node.ready:
             answer.set_result(running.replica.not_leader())
             return
-        if version not in (None, node.members.version):
+        if version != node.members.version:
             text = f"the members are those of version {node.members.version}, not {version}: look again"
             answer.set_result(("not_yet", text))
             return

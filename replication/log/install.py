@@ -22,15 +22,15 @@ from escrowmq.replication.log.vote import NAME as VOTE
 
 PREFIX: Final = "incoming-"
 MARKER: Final = "install.json"
-VERSION: Final = 2  # 1 had neither sizes nor checksum; it is still read
+VERSION: Final = 1
 _NAME: Final = re.compile(r"[0-9A-Za-z_-][0-9A-Za-z._-]{0,199}")
 _SIZE_MAX: Final = 1 << 63
 
 
 class _Plan(NamedTuple):
-    """What the marker decides. ``rename``: final name -> bytes of the file; None: not known (version 1)."""
+    """What the marker decides. ``rename``: final name -> bytes of the file."""
 
-    rename: Mapping[str, int | None]
+    rename: Mapping[str, int]
     remove: Sequence[str]
 
 
@@ -81,13 +81,13 @@ def finish_install(disk: Disk) -> None:
         disk.sync_dir()
 
 
-def _is_staged(disk: Disk, name: str, size: int | None) -> bool:
+def _is_staged(disk: Disk, name: str, size: int) -> bool:
     """True if the new file is still to be renamed, False if it was renamed before the power failed."""
     staged = disk.exists(PREFIX + name)
     at = PREFIX + name if staged else name
     if not disk.exists(at):
         raise _damaged(f"it promises {name}, which does not exist")
-    if size is not None and _size(disk, at) != size:
+    if _size(disk, at) != size:
         raise _damaged(f"it promises {name} of {size} bytes, and it has {_size(disk, at)}")
     return staged
 
@@ -109,25 +109,24 @@ def _encode(plan: _Plan) -> bytes:
 def decode_marker(data: bytes) -> _Plan:
     """A marker's content, checked. Raises CorruptLog or UnknownVersion."""
     line, end, checksum = data.partition(b"\n")
-    if end and checksum != b"%08x\n" % crc32c(line + end):
+    if checksum != b"%08x\n" % crc32c(line + end):
         raise _damaged("its checksum does not match")
     try:
         content = json.loads(line)
     except (ValueError, RecursionError) as error:  # not JSON, not text, or nested too deeply
         raise _damaged(f"it is not JSON: {type(error).__name__}") from None
     version = content.get("version") if isinstance(content, dict) else None
-    if end and type(version) is int and version > VERSION:
+    if type(version) is int and version > VERSION:
         raise UnknownVersion(
             f"{MARKER} has format version {version}; this software reads {VERSION}: upgrade it"
         )
-    if type(version) is not int or version != (VERSION if end else 1):
-        raise _damaged("its version does not match its form")
+    if type(version) is not int or version != VERSION:
+        raise _damaged("it does not say its version")
     rename, remove = content.get("rename"), content.get("remove")
-    if version == VERSION and (not isinstance(rename, dict) or not all(map(_is_size, rename.values()))):
+    if not isinstance(rename, dict) or not all(map(_is_size, rename.values())):
         raise _damaged("it does not say how large the new files are")
-    if not _are_names(list(rename) if version == VERSION else rename):
+    if not _are_names(list(rename)):
         raise _damaged("it does not say what to rename")
-    rename = dict(rename) if version == VERSION else dict.fromkeys(rename)
     if not _are_names(remove) or not rename.keys().isdisjoint(remove):
         raise _damaged("it does not say what to remove")
     return _Plan(rename, remove)

@@ -24,8 +24,7 @@ FETCH_BYTES_MAX = 64 << 20
 FETCH_ENDS_MAX = 64
 
 #: Topic, partition, offset; a caller that reads a range adds its end, and gets no run that begins at or after
-#: it, and the id of the topic that it means, and gets nothing of another topic of that name. Earlier versions
-#: ignore the id.
+#: it, and the id of the topic that it means, and gets nothing of another topic of that name.
 FetchRequest = tuple[str, int, int] | tuple[str, int, int, int] | tuple[str, int, int, int, int]
 FetchResult = tuple[str, int, int, int, int, list[tuple[int, int, int, int]], bytes | memoryview]
 #: Joins parts whose total size is given. A caller with many large answers reuses memory for them.

@@ -37,10 +37,9 @@ from escrowmq.replication.state.topics import Partition, Topic
 # ------------------------------------------------------------------ format levels
 # When a group moves to the next format level: once every replica can read what may follow.
 #
-# A replica stops at an operation that it does not know. So the leader asks every replica of *every* group
-# (a transaction's branches are written in the version in which its home accepted it), and a replica that
-# does not answer, or does not know the question, counts as running older software. The change is
-# irreversible.
+# A replica stops at an operation that it does not know. So the leader asks every replica of *every* group (a
+# transaction may need the level in all of its groups, once its home has accepted it), and one that does not
+# answer counts as running older software. The change is irreversible.
 #
 # Group 0 goes last, so what it answers at a level proves that every other group is at it, too.
 

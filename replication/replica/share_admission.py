@@ -181,7 +181,7 @@ class ShareAdmission:
     # -------------------------------------------------------------- acknowledgements
 
     def ack(self, writer: EntryWriter, submission: Submission, number: int) -> None:
-        """SHARE_ACK of either version."""
+        """SHARE_ACK."""
         unit = submission.units[number]
         op = unit.ops[0]
         partition = self._partition(op)

@@ -151,7 +151,7 @@ def _chunks_of_groups(snapshot: Snapshot) -> Iterator[list[Any]]:
         yield ["held", [[*key, places] for key, places in held]]
     for unattended in _pieces((key, None) for key in snapshot.unattended):
         yield ["unattended", [key for key, _ in unattended]]
-    for letters in _pieces(snapshot.letters):  # none below level 10
+    for letters in _pieces(snapshot.letters):
         yield ["letters", [[*key, *held] for key, held in letters]]
 
 

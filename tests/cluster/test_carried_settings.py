@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import io
 import pickle
 import typing
 from collections.abc import Iterator
@@ -83,7 +82,7 @@ class Inner:
     pause_s: float = 2.0
 
 
-@by_name("first", "second", "inner")
+@by_name()
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Before:
     first: int = 1
@@ -91,7 +90,7 @@ class Before:
     inner: Inner = Inner()
 
 
-@by_name("first", "second", "inner")
+@by_name()
 @dataclass(frozen=True, slots=True, kw_only=True)
 class After:
     first: int = 1
@@ -123,49 +122,6 @@ def pickled_over(sent: Any, kind: Any) -> Any:
     return made
 
 
-class VersionBefore(pickle.Unpickler):
-    """A process whose settings are pickled by position: it has no ``settings_of``, and zips whatever state
-    there is, as dataclasses do."""
-
-    def __init__(self, data: bytes, kinds: dict[str, type[Any]]) -> None:
-        super().__init__(io.BytesIO(data))
-        self._kinds = kinds
-
-    def find_class(self, module: str, name: str) -> Any:
-        if module == "escrowmq.replication.carried_settings":
-            raise ModuleNotFoundError(f"No module named {module!r}")
-        return self._kinds.get(name) or super().find_class(module, name)
-
-
-@dataclass(frozen=True, slots=True)
-class InfoByPosition:
-    cluster_id: str
-    namespace: str
-    groups: int
-    replicas: int
-
-
-def test_the_version_before_maps_fails_aloud() -> None:
-    """It would take names for values: a cluster with the id "version"."""
-    before = VersionBefore(pickle.dumps(INFO), {"ClusterInfo": InfoByPosition})
-    with pytest.raises(ModuleNotFoundError):
-        before.load()
-
-
-def test_planted_a_map_as_the_state_of_an_object_is_garbage_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ClusterInfo, "__reduce__", object.__reduce__)
-    monkeypatch.setattr(ClusterInfo, "__getstate__", names_of)
-    read = VersionBefore(pickle.dumps(INFO), {"ClusterInfo": InfoByPosition}).load()
-    assert read.cluster_id == "version", "without an error"
-
-
-def test_maps_as_the_state_of_an_object_are_still_read() -> None:
-    """Settings as a version in between pickled them."""
-    made = object.__new__(After)
-    made.__setstate__({"version": 1, "first": 8, "second": 9})  # type: ignore[attr-defined]
-    assert made == After(first=8, second=9)
-
-
 def test_clients_connect_by_plain_names() -> None:
     record = SimpleNamespace(**{item.name: getattr(INFO, item.name) for item in fields(INFO)})
     plan = SimpleNamespace(broker=BrokerConfig())
@@ -187,37 +143,6 @@ def test_a_field_that_is_put_in_shifts_nothing() -> None:
 def test_by_position_it_does() -> None:
     shifted = pickled_over(BeforeByPosition(first=8, second=9), AfterByPosition)
     assert (shifted.first, shifted.put_in) == (8, 9)
-
-
-def test_what_earlier_versions_pickled_by_position_is_still_read() -> None:
-    """Ray starts an actor again with the arguments that it was made with."""
-    made = object.__new__(After)
-    made.__setstate__([8, 9, Inner(pause_s=3.0)])  # type: ignore[attr-defined]
-    assert made == After(first=8, second=9, inner=Inner(pause_s=3.0))
-    with pytest.raises(UnknownVersion, match="After"):
-        object.__new__(After).__setstate__([8])  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize(
-    ("made", "values"),
-    [
-        (INFO, ["c", "test", 2, 3]),
-        (TLS, [Path("/cert"), Path("/key"), Path("/ca")]),
-        (ClusterSettings(groups=2), ["escrowmq", 2, 3]),
-        (SupervisorSettings(), [1, 1.0, 60.0, 600.0, 1.0, 30.0, 10.0]),
-        (
-            BrokerConfig(heartbeat_s=0.06),
-            [
-                *(64 << 20, 64 << 20, 8 << 20, 2_000_000, 64, 0.3, 0.6, 0.06, 256 << 20, 604800.0),
-                *(10 << 20, 32, 16, 16, 64),
-            ],
-        ),
-    ],
-)
-def test_actors_of_the_version_before_start_again(made: Any, values: list[Any]) -> None:
-    again = object.__new__(type(made))
-    again.__setstate__(values)
-    assert again == made
 
 
 def test_a_plan_goes_over_with_its_secret_and_does_not_show_it() -> None:

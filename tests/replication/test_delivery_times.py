@@ -93,10 +93,6 @@ def test_a_time_beyond_ten_years_is_refused_when_it_is_sent() -> None:
         check_not_too_far(1_001 + DELAY_MS_MAX, 1_000)
 
 
-def test_messages_and_results_that_an_earlier_version_pickled_can_be_read() -> None:
-    message, stored = object.__new__(Message), object.__new__(RecordMetadata)
-    message.__setstate__(["t", b"v", None, {}, 2])
-    stored.__setstate__(["t", 0, 7, 1])
-    assert message == Message("t", b"v", partition=2) and stored == RecordMetadata("t", 0, 7, 1)
+def test_messages_and_results_can_be_pickled() -> None:
     for made in (Message("t", b"v", delay_s=5), RecordMetadata("t", 0, -1, 1, 2, "x")):
         assert copy.copy(made) == made  # as pickling does

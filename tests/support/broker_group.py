@@ -182,7 +182,8 @@ class BrokerGroup(RunningGroup[Member], Submitting):
         """Act as the supervisor: ask the leader for each step until the change is done."""
         deadline = time.monotonic() + timeout_s
         while True:
-            answer = self.leader().parts.members.change(change_id, add, remove)
+            members = self.leader().parts.members
+            answer = members.change(change_id, add, remove, members.members().version)
             if answer[0] == "ok" and answer[1].act == "DONE":
                 done: MembersReport = answer[1].members
                 return done

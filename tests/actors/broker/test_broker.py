@@ -133,7 +133,7 @@ LEADERS_CALLS: list[tuple[str, tuple[Any, ...]]] = [
     ("group_list", ()),
     ("group_describe", ("g",)),
     ("checkpoint_manifest", ()),
-    ("change_members", ("c", [], [])),
+    ("change_members", ("c", [], [], 0)),
     ("never_voted", (3,)),
 ]
 CALLS_OF_ALL: list[tuple[str, tuple[Any, ...]]] = [

@@ -258,7 +258,7 @@ def test_who_inserts_rows_notifies_sleeping_shards_alone(shop: Shop) -> None:
 
     assert told("READ COMMITTED", -5) == 1 and told("READ COMMITTED", 5) == 0
     assert told("SERIALIZABLE", -5) == 0, "what it reads could end it with a serialization failure"
-    with shop.engine.begin() as db:  # a role that may do no more than earlier versions asked for
+    with shop.engine.begin() as db:  # a role that may do no more than insert
         role, table = f"role_{shop.table}", outbox.statements.table
         db.exec_driver_sql(f"create role {role}")
         db.exec_driver_sql(f"grant insert on {table} to {role}")

@@ -389,18 +389,3 @@ def test_without_asking_the_owner_first_they_are_torn(monkeypatch: pytest.Monkey
         assert [shop.end(first, f"t{n}") for n in range(10)].count("ROLLBACK") >= 5
 
     play(scene)
-
-
-def test_an_answer_from_before_owners_were_told_rolls_nothing_back_later() -> None:
-    """It names no PREPARE, so it would roll back what another producer has continued since, and is
-    running."""
-    table = CheckTable(FeedbackConfig())
-    for name in ("taker", "slow"):
-        seat = table.arrive(name, 4, (), 0.0)
-        assert seat is not None
-        seat.parked = True
-    table.locked(0, [LockedRow("x", "x", 0, 0)], 0.0)
-    assert len(table.assign(0.0)) == 1
-    table.locked(0, [LockedRow("x", "x", 0, 0, -1, False, "taker", 10, 1_000)], 5.0)
-    assert table.answer("slow", (0, "x"), ROLLBACK, Trouble.NONE, 0, 6.0) is not Verdict.ROLLBACK
-    assert table.answer("slow", (0, "x"), COMMITTED, Trouble.NONE, 0, 6.0) is Verdict.COMMIT

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from escrowmq.replication.calling.answers import Reply
 from escrowmq.replication.errors import Superseded, Unavailable
 from escrowmq.replication.host.replica_process import _Opening
 from escrowmq.replication.host.replica_setup import PeerList
@@ -42,6 +43,12 @@ def bring(group: BrokerGroup, rid: int) -> Member:
     group.seated = tuple(sorted({*range(group.replicas), *group.seated, rid}))
     (member,) = group.start(rid)
     return member
+
+
+def asking(member: Member) -> Callable[[str, list[int], list[int]], Reply]:
+    """Asks for a step as a caller that has just looked at the members."""
+    members = member.parts.members
+    return lambda change_id, add, remove: members.change(change_id, add, remove, members.members().version)
 
 
 def assert_peers(member: Member, rids: set[int]) -> None:
@@ -197,7 +204,7 @@ def test_the_only_founder_does_not_found_its_group_anew_once_it_has_others(
 
 
 def test_what_makes_no_sense_is_refused_before_it_is_in_the_log(group: BrokerGroup) -> None:
-    ask = group.leader().parts.members.change
+    ask = asking(group.leader())
     for change_id, add, remove in (
         ("", [3], []),
         ("c" * 201, [3], []),
@@ -211,15 +218,15 @@ def test_what_makes_no_sense_is_refused_before_it_is_in_the_log(group: BrokerGro
     assert status == "refused" and "the next replica has number 3" in why
     status, why = ask("c", [], [0, 1, 2])
     assert status == "refused" and "no voter would be left" in why
-    assert group.leader().parts.members.change("c", [], [])[1].act == "DONE"
+    assert ask("c", [], [])[1].act == "DONE"
     follower, _ = group.follower()
-    assert follower.parts.members.change("c", [3], [])[0] == "not_leader"
+    assert asking(follower)("c", [3], [])[0] == "not_leader"
 
 
 def test_what_has_to_wait_is_told_apart_from_what_is_in_vain(group: BrokerGroup) -> None:
     bring(group, 3)
     leader = group.leader()
-    ask = leader.parts.members.change
+    ask = asking(leader)
     assert ask("c", [3], [])[1].act == "ADD"
     running = leader.parts.running
     step, asked = Step(Act.PROMOTE, "3"), Asked()
@@ -228,7 +235,7 @@ def test_what_has_to_wait_is_told_apart_from_what_is_in_vain(group: BrokerGroup)
     assert "has not caught up yet; it has to run and to copy the log" in asked.why
     group.change_members(add=[3])
     group.change_members(remove=[3], change_id="d")
-    status, why = group.leader().parts.members.change("e", [3], [])
+    status, why = asking(group.leader())("e", [3], [])
     assert status == "refused" and "no number is reused; the next replica has number 4" in why
 
 
