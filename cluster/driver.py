@@ -34,7 +34,7 @@ END_TIMEOUT_S = 20.0
 
 @by_name()
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Driver:
+class DriverProcess:
     """A process: its pid, its start time (clock ticks since boot), and its pid namespace (``space``).
 
     ``owns_ray``: it also started Ray, which ends with it and then restarts nothing.
@@ -54,11 +54,11 @@ class Driver:
         return _space() == self.space
 
 
-def this_driver(owns_ray: bool) -> Driver:
-    """The calling process as a Driver."""
+def this_driver(owns_ray: bool) -> DriverProcess:
+    """The calling process as a DriverProcess."""
     started = process_started(os.getpid())
     assert started is not None, "it runs"
-    return Driver(pid=os.getpid(), started=started, space=_space(), owns_ray=owns_ray)
+    return DriverProcess(pid=os.getpid(), started=started, space=_space(), owns_ray=owns_ray)
 
 
 def _space() -> str:
@@ -71,7 +71,7 @@ def _space() -> str:
 class DriverWatch:
     """A thread that watches the driver; it calls ``on_end`` once when the driver has ended."""
 
-    def __init__(self, driver: Driver, on_end: Callable[[], None]) -> None:
+    def __init__(self, driver: DriverProcess, on_end: Callable[[], None]) -> None:
         self._driver, self._on_end = driver, on_end
         self._stopping = threading.Event()
         if driver.seen_from_here():
@@ -92,7 +92,7 @@ class DriverWatch:
             self._on_end()
 
 
-def end_cluster(driver: Driver, namespace: str, data_dir: Path, shut_down: Callable[[], None]) -> None:
+def end_cluster(driver: DriverProcess, namespace: str, data_dir: Path, shut_down: Callable[[], None]) -> None:
     """End all processes of a cluster whose driver has ended; does not return.
 
     If the driver owned Ray, the processes are killed, as the driver was: nothing is left that would restart

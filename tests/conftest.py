@@ -37,7 +37,7 @@ LONGEST_FIRST = (
     "integration/test_hardened_cluster.py",
     "integration/test_three_nodes.py",
     "integration/test_ghost.py",
-    "test_packaging.py",
+    "house/test_packaging.py",
     "integration/test_ray_cluster_yaml.py",
     "integration/test_spark_examples.py",
     "sim/group/test_broker_simulation.py",
@@ -86,7 +86,7 @@ def pytest_report_header() -> str:
 #: same. ``make test`` runs them at the lowest priority beside those with Ray and Spark, which wait for
 #: disks and processes for a third of their time.
 SIMULATED = (
-    *("sim", "controls", "fuzz", "history", "scenarios", "feedback/asking", "test_house_rules.py"),
+    *("sim", "controls", "fuzz", "history", "scenarios", "feedback/asking", "house/test_rules.py"),
     *("replication/format", "replication/log", "replication/raft", "replication/replica"),
     *("replication/sharing", "replication/state", "replication/timers"),
 )

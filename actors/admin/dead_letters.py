@@ -213,7 +213,7 @@ _NOT_YET = (ResultCode.RETRY, ResultCode.OFFSETS_PENDING)
 Progress = Callable[[int, int], object]
 
 
-class Place(NamedTuple):
+class LetterPlace(NamedTuple):
     """Of a dead letter: partition (as the broker group that hosts it) and offset in the topic."""
 
     partition: int
@@ -256,7 +256,7 @@ class DeadLetters:
             raise UnknownDeadLetter(group, [id])
         return self._letter_at(group, place, final.topic_id)
 
-    def _letter_at(self, group: str, place: Place, topic_id: int) -> DeadLetter:
+    def _letter_at(self, group: str, place: LetterPlace, topic_id: int) -> DeadLetter:
         """Raises UnknownDeadLetter if retention has removed it meanwhile."""
         found = next(self._read(group, place.partition, [(place.offset, place.offset + 1)], topic_id), None)
         if found is None:
@@ -296,7 +296,7 @@ class DeadLetters:
                 kept, rows = trim_runs(runs, memoryview(blob), at, end)
                 times = [ts_ms for _, count, ts_ms, _ in kept for _ in range(count)]
                 for row, problem in _rows(bytes(rows), len(times)):
-                    yield _letter(Place(partition, at), row, times[at - kept[0][0]], problem)
+                    yield _letter(LetterPlace(partition, at), row, times[at - kept[0][0]], problem)
                     at += 1
 
     def _fetched(self, group: str, gid: int, start: int, end: int, topic_id: int) -> tuple[int, Any, bytes]:
@@ -494,7 +494,7 @@ def _signed(by: object) -> str:
     return f"operator:{check_by(by)}"
 
 
-def _place(group: str, id: object) -> Place:
+def _place(group: str, id: object) -> LetterPlace:
     partition, dash, offset = str(id).partition("-")
     numbers = (partition, offset)
     if (
@@ -503,7 +503,7 @@ def _place(group: str, id: object) -> Place:
         or not all(n.isascii() and n.isdecimal() and len(n) < 16 for n in numbers)
     ):
         raise InvalidMessage(f"the id of a dead letter of {group!r} is like 0-17, not {id!r:.80}")
-    return Place(int(partition), int(offset))
+    return LetterPlace(int(partition), int(offset))
 
 
 def _portions(wanted: Mapping[int, Sequence[int]], rate: float | None) -> Iterator[tuple[int, Sequence[int]]]:
@@ -522,7 +522,7 @@ def _refused(group: str, partition: int, offsets: Sequence[int], code: int, info
     if code in (ResultCode.OTHER_TOPIC, ResultCode.UNKNOWN_TOPIC):
         return UnknownGroup(group)
     if code == ResultCode.OUT_OF_RANGE:
-        return UnknownDeadLetter(group, [Place(partition, offset).id for offset in offsets])
+        return UnknownDeadLetter(group, [LetterPlace(partition, offset).id for offset in offsets])
     return EscrowMQError(
         f"the broker refused it for dead letters of {group!r}: {ResultCode(code).name} {info!r}"
     )
@@ -541,7 +541,7 @@ def _rows(blob: bytes, count: int) -> Iterator[tuple[Row, str | None]]:
             yield bare, error.reason
 
 
-def _letter(place: Place, row: Row, died: int, problem: str | None) -> DeadLetter:
+def _letter(place: LetterPlace, row: Row, died: int, problem: str | None) -> DeadLetter:
     key, value, headers, tx_id = row
     told = headers or {}
     past = history(told)

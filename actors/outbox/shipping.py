@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from escrowmq.actors.producer.encoding.delayed_messages import Later
 from escrowmq.actors.producer.probing import settle
 from escrowmq.actors.producer.producer import Producer
-from escrowmq.feedback.database.relaying import BatchRefused, OutOfStep
+from escrowmq.feedback.database.relaying import BatchOutOfSequence, BatchRefused
 from escrowmq.replication import errors
 from escrowmq.replication.errors import InvalidMessage, MessageTooLarge, ProducerFenced, UnknownTopic
 from escrowmq.replication.model import Message
@@ -97,7 +97,7 @@ class BrokerShipping:
         try:
             producer.send_numbered(number, messages, digest=digest)
         except errors.OutOfStep as error:
-            raise OutOfStep(str(error)) from error
+            raise BatchOutOfSequence(str(error)) from error
         except REFUSALS as error:
             if not self._settled(shard, number, digest, error):
                 raise BatchRefused(str(error), hopeless=isinstance(error, MessageTooLarge)) from error
@@ -124,9 +124,11 @@ class BrokerShipping:
             try:
                 return settle(producer, number, digest, topics[0].name)
             except errors.OutOfStep as error:
-                raise OutOfStep(str(error)) from refusal
+                raise BatchOutOfSequence(str(error)) from refusal
         if producer.last_number >= number:
-            raise OutOfStep(f"batch {number} cannot be compared with {producer.last_number}: {refusal}")
+            raise BatchOutOfSequence(
+                f"batch {number} cannot be compared with {producer.last_number}: {refusal}"
+            )
         return False  # what is open can bring no message: its topics are gone
 
     def close(self, shard: int | None = None) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 from escrowmq.cluster.demo.options import APP
 from escrowmq.cluster.demo.tpch import LINEITEM_COLUMNS, ORDER_COLUMNS, Order
 from escrowmq.feedback.database.fence import Fence
-from escrowmq.feedback.database.producing import Transaction
+from escrowmq.feedback.database.producing import ProducedTransaction
 
 #: Another process's transaction takes 0.2 ms, but on a machine under load that process may pause for seconds.
 BUSY_TIMEOUT_S = 30.0
@@ -48,7 +48,7 @@ class ShopDatabase:
         self._db.execute("CREATE TABLE asked_once (tx_id TEXT PRIMARY KEY) WITHOUT ROWID")
         self.fence.create_table()
 
-    def place_order(self, tx: Transaction, order: Order, *, fails: bool = False) -> None:
+    def place_order(self, tx: ProducedTransaction, order: Order, *, fails: bool = False) -> None:
         """The local transaction: inserts order and lines. Raises FenceLost, LocalTransactionFailed."""
         with self._lock, self._db as db:  # rolls back on any exception
             self.fence.enter(db, tx)

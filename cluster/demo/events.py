@@ -31,7 +31,7 @@ class OrderEnded:
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
+class CheckAnswered:
     """A check was answered."""
 
     tx_id: str
@@ -57,9 +57,9 @@ class Failed:
     error: str
 
 
-Event = OrderEnded | Checked | Ready | Finished | Failed
+Event = OrderEnded | CheckAnswered | Ready | Finished | Failed
 _KINDS: dict[str, type[Event]] = {
-    kind.__name__: kind for kind in (OrderEnded, Checked, Ready, Finished, Failed)
+    kind.__name__: kind for kind in (OrderEnded, CheckAnswered, Ready, Finished, Failed)
 }
 
 
@@ -120,7 +120,7 @@ class Tally:
                 self.outcomes[event.outcome] += 1
                 if event.acknowledged_s:
                     self.commits.append((event.requested_s, event.acknowledged_s))
-            case Checked():
+            case CheckAnswered():
                 self.answers[event.answer] += 1
                 if event.answer != TransactionState.UNKNOWN.value:
                     self.resolved[event.tx_id] = event.answer

@@ -234,7 +234,7 @@ class _Process:
     listener: threading.Thread | None = None
 
 
-class Fleet:
+class ProducerProcesses:
     """Producer processes by number. ``base``: the settings that all of them share."""
 
     def __init__(self, base: WorkerSettings, directory: Path) -> None:
@@ -310,7 +310,7 @@ Note = Callable[[str], None]
 
 
 def produce(
-    fleet: Fleet,
+    fleet: ProducerProcesses,
     admin: Admin,
     plan: MishapPlan,
     shares: Sequence[Sequence[int]],
@@ -364,7 +364,9 @@ def kill_leader(admin: Admin) -> int:
     raise DemoFailed("the broker group has no leader to kill")
 
 
-def wait_until_resolved(fleet: Fleet, admin: Admin, tally: Tally, shown: Callable[[int], None]) -> float:
+def wait_until_resolved(
+    fleet: ProducerProcesses, admin: Admin, tally: Tally, shown: Callable[[int], None]
+) -> float:
     """Wait until no transaction is open; returns the seconds it took. ``shown(open ones)`` is for a bar."""
     started = time.monotonic()
     while True:
@@ -522,7 +524,7 @@ class _Story:
         path.write_text(picture(recorder.points, marks, fail_over, title))
         self.console.print(f"a picture of this run: [bold]{path}[/]", highlight=False)
 
-    def _produce(self, fleet: Fleet, tally: Tally, progress: Progress) -> float:
+    def _produce(self, fleet: ProducerProcesses, tally: Tally, progress: Progress) -> float:
         n = self.options.producers
         shares = [self.keys[i::n] for i in range(n)]
         bar = progress.add_task("orders through escrow", total=len(self.keys))
@@ -538,7 +540,7 @@ class _Story:
         )
         return time.monotonic() - started
 
-    def _resolve(self, fleet: Fleet, tally: Tally, progress: Progress) -> float:
+    def _resolve(self, fleet: ProducerProcesses, tally: Tally, progress: Progress) -> float:
         bar = progress.add_task("undecided transactions resolved by feedback", total=None)
         most = 0
 
@@ -598,7 +600,7 @@ class _Story:
                 problems.append(f"{title}: Spark and DuckDB differ")
         return problems
 
-    def _fleet(self) -> Fleet:
+    def _fleet(self) -> ProducerProcesses:
         base = WorkerSettings(
             address=self.cluster.address,
             namespace=self.cluster.info.namespace,
@@ -608,7 +610,7 @@ class _Story:
             seed=self.options.seed,
             threads=self.options.threads,
         )
-        return Fleet(base, self.directory)
+        return ProducerProcesses(base, self.directory)
 
     def _ends(self) -> dict[tuple[str, int], int]:
         return {

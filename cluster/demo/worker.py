@@ -25,7 +25,7 @@ from escrowmq.cluster.demo.events import (
     COMMITTED,
     LEFT_OPEN,
     ROLLED_BACK,
-    Checked,
+    CheckAnswered,
     EventWriter,
     Failed,
     Finished,
@@ -58,7 +58,7 @@ class ShopQuerier(TxStatusQuerier):
             answer = TransactionState.UNKNOWN
         else:
             answer = self._shop.fence.query_status(tx_id, query_id)
-        self._events.write(Checked(tx_id, answer.value))
+        self._events.write(CheckAnswered(tx_id, answer.value))
         return answer
 
 

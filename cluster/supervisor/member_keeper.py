@@ -23,14 +23,14 @@ from escrowmq.cluster.supervisor.cluster_dir import ClusterDir, ClusterRecord
 from escrowmq.cluster.supervisor.desired_state import DesiredState, Lead, Move
 from escrowmq.cluster.supervisor.desired_state_checks import uses
 from escrowmq.cluster.supervisor.member_steps import (
+    ClusterNodes,
     Do,
-    Fleet,
     Group,
     MemberStep,
     Node,
     ReplicaKey,
     Seat,
-    fleet_of,
+    cluster_nodes,
     lead_done,
     lost_of,
     moves_done,
@@ -94,9 +94,9 @@ class MemberKeeper:
             tracks = list(self._tracks.values())
         return [group_of_tracks(gid, record, tracks) for gid in range(record.groups)]
 
-    def fleet(self, nodes: Sequence[Node], groups: Sequence[Group]) -> Fleet:
+    def fleet(self, nodes: Sequence[Node], groups: Sequence[Group]) -> ClusterNodes:
         wishes = self._directory.record.wishes
-        return fleet_of(nodes, groups, wishes.drained, wishes.maintained)
+        return cluster_nodes(nodes, groups, wishes.drained, wishes.maintained)
 
     def changes(self, nodes: Sequence[Node]) -> list[dict[str, Any]]:
         """For each group that is not as wanted: its present state, its next step, and any problem."""
@@ -281,7 +281,7 @@ class MemberKeeper:
         if step.do is Do.CLEAR:
             self._directory.change(lambda record: record.without_retired((step.gid, step.rid)))
 
-    def _forget_done(self, group: Group, fleet: Fleet, now: float) -> None:
+    def _forget_done(self, group: Group, fleet: ClusterNodes, now: float) -> None:
         """Remove the wishes that have been fulfilled."""
         if rids := moves_done(group):
             self._directory.change(lambda r: replace(r, wishes=r.wishes.without_moves(group.gid, rids)))

@@ -295,7 +295,7 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class Fleet:
+class ClusterNodes:
     """The nodes, by name. ``load``: seats of all groups on each node; ``leads``: leaders on each node."""
 
     alive: frozenset[str]
@@ -311,9 +311,9 @@ class Fleet:
         return self.alive - self.drained - self.maintained
 
 
-def fleet_of(
+def cluster_nodes(
     nodes: Sequence[Node], groups: Iterable[Group], drained: Collection[str], maintained: Collection[str]
-) -> Fleet:
+) -> ClusterNodes:
     """The nodes as the supervisor sees them."""
     known = list(groups)
     leaders = [
@@ -321,7 +321,7 @@ def fleet_of(
         for group in known
         if group.leader is not None and group.leader in group.seats
     ]
-    return Fleet(
+    return ClusterNodes(
         frozenset(node.name for node in nodes),
         next((node.name for node in nodes if node.head), None),
         frozenset(drained),
@@ -331,13 +331,15 @@ def fleet_of(
     )
 
 
-def next_steps(groups: Sequence[Group], fleet: Fleet, now: float, patience_s: float) -> list[MemberStep]:
+def next_steps(
+    groups: Sequence[Group], fleet: ClusterNodes, now: float, patience_s: float
+) -> list[MemberStep]:
     """For each group that is not as wanted: its next step, or what it waits for."""
     filling = sum(group.filling for group in groups)
     load = Counter(fleet.load)
     steps = []
     for group in groups:
-        seen = Fleet(fleet.alive, fleet.head, fleet.drained, fleet.maintained, load, fleet.leads)
+        seen = ClusterNodes(fleet.alive, fleet.head, fleet.drained, fleet.maintained, load, fleet.leads)
         step = next_step(group, seen, now, patience_s, may_fill=filling < COPIES_MAX)
         if step is not None:
             steps.append(step)
@@ -348,7 +350,7 @@ def next_steps(groups: Sequence[Group], fleet: Fleet, now: float, patience_s: fl
 
 
 def next_step(
-    group: Group, fleet: Fleet, now: float, patience_s: float, *, may_fill: bool = True
+    group: Group, fleet: ClusterNodes, now: float, patience_s: float, *, may_fill: bool = True
 ) -> MemberStep | None:
     """The next step of one group; None if the group is as wanted.
 
@@ -375,7 +377,7 @@ class _Look:
         group: Group,
         members: MembersReport,
         leader: int,
-        fleet: Fleet,
+        fleet: ClusterNodes,
         lost: frozenset[int],
         may_fill: bool,
     ) -> None:
@@ -568,7 +570,7 @@ class _Look:
         return MemberStep(self._group.gid, do, text, rid, node, add, remove, self._members.version)
 
 
-def best_leader(group: Group, fleet: Fleet, voters: Collection[int]) -> int | None:
+def best_leader(group: Group, fleet: ClusterNodes, voters: Collection[int]) -> int | None:
     """The running voter that should lead next; None if there is none.
 
     It has room, if possible, and is on the node with the fewest leaders, and not on the head if possible.
@@ -595,7 +597,7 @@ def moves_done(group: Group) -> list[int]:
     return [r for r in group.moves if r in there or (r <= members.highest and r not in members.all)]
 
 
-def lead_done(group: Group, fleet: Fleet, lost: Collection[int]) -> bool:
+def lead_done(group: Group, fleet: ClusterNodes, lost: Collection[int]) -> bool:
     """Whether the wanted leader leads, or no longer can: no vote, lost, or on a node that is not usable."""
     members, rid = group.members, group.lead
     if rid is None or members is None or not members.applied:
@@ -633,7 +635,7 @@ class Shift:
     leads: bool = False
 
 
-def plan(groups: Sequence[Group], fleet: Fleet) -> list[Shift]:
+def plan(groups: Sequence[Group], fleet: ClusterNodes) -> list[Shift]:
     """The moves to make, in this order; empty if all is well spread."""
     steady = [group for group in groups if is_steady(group)]
     places = {group.gid: {rid: seat.node for rid, seat in group.seats.items()} for group in groups}
@@ -659,7 +661,10 @@ def is_steady(group: Group) -> bool:
 
 
 def _best(
-    groups: Sequence[Group], places: Mapping[int, Mapping[int, str]], load: Mapping[str, int], fleet: Fleet
+    groups: Sequence[Group],
+    places: Mapping[int, Mapping[int, str]],
+    load: Mapping[str, int],
+    fleet: ClusterNodes,
 ) -> Shift | None:
     """The move that improves most; None if none improves anything."""
     best, most = None, 0
@@ -676,7 +681,7 @@ def _best(
     return best
 
 
-def _leaders(groups: Sequence[Group], fleet: Fleet, moving: set[tuple[int, int]]) -> list[Shift]:
+def _leaders(groups: Sequence[Group], fleet: ClusterNodes, moving: set[tuple[int, int]]) -> list[Shift]:
     """Moves of leadership to nodes with fewer leaders. Replicas that are about to move do not get to lead,
     nor those with too little room."""
     leads = Counter(fleet.leads)

@@ -23,7 +23,7 @@ import ray
 from escrowmq.actors.broker.broker import Broker  # noqa: F401  (workers then have it imported before brokers start)
 from escrowmq.actors.broker.config import BrokerConfig
 from escrowmq.actors.client.topology import ClusterInfo
-from escrowmq.cluster.driver import Driver, DriverWatch, end_cluster
+from escrowmq.cluster.driver import DriverProcess, DriverWatch, end_cluster
 from escrowmq.cluster.settings import ClusterSettings, SupervisorSettings, head_of
 from escrowmq.cluster.supervisor.cluster_dir import ClusterDir, Secret
 from escrowmq.cluster.supervisor.desired_state_checks import NodeUse, wanted_move, wanted_node, wanted_size
@@ -119,7 +119,7 @@ class SupervisorPlan:
     here_only: bool = False
     adopt: bool = False
     tls: TlsFiles | None = None
-    driver: Driver | None = None
+    driver: DriverProcess | None = None
 
     def packed(self) -> bytes:
         """The plan as it is sent to the supervisor."""

@@ -29,8 +29,8 @@ from escrowmq.feedback.database import statements
 from escrowmq.feedback.database.errors import AlreadyDone, DatabaseMisused, FenceLost
 from escrowmq.feedback.database.fence import LOCK_TIMEOUT_S, TABLE, Fence
 from escrowmq.feedback.database.producing import (
+    ProducedTransaction,
     Producing,
-    Transaction,
     may_repeat,
     named_by,
     note_known,
@@ -174,7 +174,7 @@ class AsyncFence(TxStatusQuerier):
             raise AlreadyDone(block.tx_id)
 
     @asynccontextmanager
-    async def local(self, tx: Transaction) -> AsyncIterator[Any]:
+    async def local(self, tx: ProducedTransaction) -> AsyncIterator[Any]:
         """See ``Fence.local``."""
         refuse_unprepared(tx)
         self._fence.guard_early(tx)
@@ -201,11 +201,11 @@ class AsyncFence(TxStatusQuerier):
                 note_known(tx, TransactionState.ROLLBACK)
             raise
 
-    async def enter(self, db: Any, *transactions: Transaction) -> None:
+    async def enter(self, db: Any, *transactions: ProducedTransaction) -> None:
         """See ``Fence.enter``; ``db``: an AsyncConnection or an AsyncSession."""
         await asynchronous(db, "Fence").run_sync(self._fence.enter, *transactions)
 
-    async def commit(self, db: Any, tx: Transaction) -> None:
+    async def commit(self, db: Any, tx: ProducedTransaction) -> None:
         """See ``Fence.commit``."""
         await asynchronous(db, "Fence").run_sync(self._fence.commit, tx)
 
@@ -213,7 +213,7 @@ class AsyncFence(TxStatusQuerier):
         return self._engine.connect() if self._sessions is None else self._sessions()
 
     @asynccontextmanager
-    async def _ending(self, db: Given, tx: Transaction, entered_ms: int) -> AsyncIterator[None]:
+    async def _ending(self, db: Given, tx: ProducedTransaction, entered_ms: int) -> AsyncIterator[None]:
         """As in ``Fence``: commit at the end, roll back after an exception; neither if the block did so
         itself."""
         mark = await db.run_sync(_mark)

@@ -14,7 +14,7 @@ import traceback
 from escrowmq.feedback.database.errors import NoDatabaseTransaction, NotPrimary, TableMissing
 
 
-class Failure(enum.Enum):
+class StatementFailure(enum.Enum):
     """Why a statement failed."""
 
     DUPLICATE = "the key exists"
@@ -27,71 +27,73 @@ class Failure(enum.Enum):
 
 
 _SQLSTATES = {
-    "23505": Failure.DUPLICATE,
-    "42P01": Failure.NO_TABLE,
-    "3F000": Failure.NO_TABLE,
-    "55P03": Failure.LOCKED,  # lock_timeout
-    "40P01": Failure.LOCKED,  # deadlock
-    "40001": Failure.LOCKED,  # serialization failure
-    "57014": Failure.LOCKED,  # statement_timeout of the server or the role
-    "25006": Failure.READ_ONLY,
-    "25P02": Failure.FAILED_BEFORE,
+    "23505": StatementFailure.DUPLICATE,
+    "42P01": StatementFailure.NO_TABLE,
+    "3F000": StatementFailure.NO_TABLE,
+    "55P03": StatementFailure.LOCKED,  # lock_timeout
+    "40P01": StatementFailure.LOCKED,  # deadlock
+    "40001": StatementFailure.LOCKED,  # serialization failure
+    "57014": StatementFailure.LOCKED,  # statement_timeout of the server or the role
+    "25006": StatementFailure.READ_ONLY,
+    "25P02": StatementFailure.FAILED_BEFORE,
 }
 _NUMBERS = {
-    1062: Failure.DUPLICATE,
-    1146: Failure.NO_TABLE,
-    1205: Failure.LOCKED,  # innodb_lock_wait_timeout
-    1213: Failure.LOCKED,  # deadlock
-    1020: Failure.LOCKED,  # innodb_snapshot_isolation
-    1290: Failure.READ_ONLY,
-    1792: Failure.READ_ONLY,
-    1836: Failure.READ_ONLY,
+    1062: StatementFailure.DUPLICATE,
+    1146: StatementFailure.NO_TABLE,
+    1205: StatementFailure.LOCKED,  # innodb_lock_wait_timeout
+    1213: StatementFailure.LOCKED,  # deadlock
+    1020: StatementFailure.LOCKED,  # innodb_snapshot_isolation
+    1290: StatementFailure.READ_ONLY,
+    1792: StatementFailure.READ_ONLY,
+    1836: StatementFailure.READ_ONLY,
 }
 _SQLITE_NAMES = {
-    "SQLITE_CONSTRAINT_PRIMARYKEY": Failure.DUPLICATE,
-    "SQLITE_CONSTRAINT_UNIQUE": Failure.DUPLICATE,
-    "SQLITE_BUSY": Failure.LOCKED,
-    "SQLITE_LOCKED": Failure.LOCKED,
-    "SQLITE_READONLY": Failure.READ_ONLY,
+    "SQLITE_CONSTRAINT_PRIMARYKEY": StatementFailure.DUPLICATE,
+    "SQLITE_CONSTRAINT_UNIQUE": StatementFailure.DUPLICATE,
+    "SQLITE_BUSY": StatementFailure.LOCKED,
+    "SQLITE_LOCKED": StatementFailure.LOCKED,
+    "SQLITE_READONLY": StatementFailure.READ_ONLY,
 }
 
 
-def failure_of(error: BaseException) -> Failure:
+def failure_of(error: BaseException) -> StatementFailure:
     """The meaning of an error of SQLAlchemy or of a driver."""
     kinds = {(kind.__module__, kind.__name__) for kind in type(error).__mro__}
     if ("sqlalchemy.exc", "InvalidRequestError") in kinds:  # it did not get as far as the driver
-        return Failure.ROLLED_BACK
+        return StatementFailure.ROLLED_BACK
     error = _driver_error(error)
     if isinstance(error, sqlite3.Error):
         name = getattr(error, "sqlite_errorname", "")
         if name == "SQLITE_ERROR" and "no such table" in str(error):  # SQLite has no code for it
-            return Failure.NO_TABLE
-        return _SQLITE_NAMES.get(name) or _SQLITE_NAMES.get("_".join(name.split("_")[:2]), Failure.OTHER)
+            return StatementFailure.NO_TABLE
+        return _SQLITE_NAMES.get(name) or _SQLITE_NAMES.get(
+            "_".join(name.split("_")[:2]), StatementFailure.OTHER
+        )
     if number := _number_of(error):  # first: drivers of MariaDB have an SQLSTATE too, which is less precise
-        return _NUMBERS.get(number, Failure.OTHER)
-    return _SQLSTATES.get(sqlstate_of(error) or "", Failure.OTHER)
+        return _NUMBERS.get(number, StatementFailure.OTHER)
+    return _SQLSTATES.get(sqlstate_of(error) or "", StatementFailure.OTHER)
 
 
 def explained(error: Exception, owner: str, table: str, database: str) -> Exception:
     """The error itself, or a typed one that says what to do. ``owner``: "fence" or "inbox"; ``database``: the
     one that must have the table."""
     match failure_of(error):
-        case Failure.NO_TABLE:
+        case StatementFailure.NO_TABLE:
             return TableMissing(
                 f"there is no table {table} where this connection leads: run {owner}.create_table(), or put "
                 f"{owner}.schema() into a migration of {database}"
             )
-        case Failure.READ_ONLY:
+        case StatementFailure.READ_ONLY:
             return NotPrimary(
                 f"the database accepts no writes: the {owner} needs the primary, since a standby lags behind "
                 "what has been committed"
             )
-        case Failure.FAILED_BEFORE:
+        case StatementFailure.FAILED_BEFORE:
             return NoDatabaseTransaction(
                 "an earlier statement of this transaction failed, so nothing of it can be committed, and "
                 f"the {owner} has written nothing: roll it back and begin the business again"
             )
-        case Failure.ROLLED_BACK:
+        case StatementFailure.ROLLED_BACK:
             return NoDatabaseTransaction(rolled_back_already("connection", error))
     return error
 

@@ -24,13 +24,13 @@ from typing import Any
 from escrowmq.feedback.database import statements as rows
 from escrowmq.feedback.database.durability import refuse_another_transaction, warn_of_lost_commits
 from escrowmq.feedback.database.errors import AlreadyDone, DatabaseMisused, FenceLost, WrongDatabase
-from escrowmq.feedback.database.failures import Failure, certainly_rolled_back, explained, failure_of
+from escrowmq.feedback.database.failures import StatementFailure, certainly_rolled_back, explained, failure_of
 from escrowmq.feedback.database.links import Link, file_of
 from escrowmq.feedback.database.opening import database_of
 from escrowmq.feedback.database.producing import (
     Ask,
+    ProducedTransaction,
     Producing,
-    Transaction,
     TransactionBlock,
     guard_all,
     guard_repeated,
@@ -158,7 +158,7 @@ class Checking:
                 raise
             except Exception as error:
                 link.rollback()
-                if failure_of(error) is not Failure.LOCKED:
+                if failure_of(error) is not StatementFailure.LOCKED:
                     raise
                 waits += 1
                 late = self._clock() - began >= self._limit_s
@@ -361,7 +361,7 @@ class Fence(TxStatusQuerier):
             raise AlreadyDone(block.tx_id)
 
     @contextmanager
-    def local(self, tx: Transaction) -> Iterator[Any]:
+    def local(self, tx: ProducedTransaction) -> Iterator[Any]:
         """Only the database's half, for ``send_message_in_transaction(messages, local_transaction)``::
 
             def store(tx):
@@ -388,7 +388,7 @@ class Fence(TxStatusQuerier):
                 note_known(tx, TransactionState.ROLLBACK)
             raise
 
-    def guard_early(self, *transactions: Transaction) -> None:
+    def guard_early(self, *transactions: ProducedTransaction) -> None:
         """Before anything is written, those that may be repetitions; the answers of another table than theirs
         would roll back what an earlier run has committed."""
         own = self._identity
@@ -414,7 +414,7 @@ class Fence(TxStatusQuerier):
         if state is TransactionState.UNKNOWN:
             raise OutcomeUnknown(tx_id) from error
 
-    def enter(self, db: Any, *transactions: Transaction) -> None:
+    def enter(self, db: Any, *transactions: ProducedTransaction) -> None:
         """Write the fence's rows into a database transaction of your own: after ``tx.prepare()``, as its
         first statement, and before any savepoint.
 
@@ -426,21 +426,21 @@ class Fence(TxStatusQuerier):
         """
         self.entered(db, *transactions)
 
-    def entered(self, db: Any, *transactions: Transaction) -> int:
+    def entered(self, db: Any, *transactions: ProducedTransaction) -> int:
         """As ``enter``; returns the time in the rows, which ``commit`` recognises its own by."""
         return self._enter(self._database.link(db), *transactions)
 
-    def commit(self, db: Any, tx: Transaction) -> None:
+    def commit(self, db: Any, tx: ProducedTransaction) -> None:
         """Commit the database transaction. Raises OutcomeUnknown if the answer was lost, so that the
         messages are left to the check; the driver's own error if the database has certainly rolled back.
         Raises NoDatabaseTransaction, and rolls back, if the database had done so at an earlier statement."""
         self.commit_entered(db, tx, None)
 
-    def commit_entered(self, db: Any, tx: Transaction, entered_ms: int | None) -> None:
+    def commit_entered(self, db: Any, tx: ProducedTransaction, entered_ms: int | None) -> None:
         """As ``commit``, for the row that ``entered`` has written."""
         self._commit(self._database.link(db), tx, entered_ms)
 
-    def _enter(self, link: Link, *transactions: Transaction) -> int:
+    def _enter(self, link: Link, *transactions: ProducedTransaction) -> int:
         refuse_unprepared(*transactions)
         self.guard_early(*transactions)
         link.refuse_savepoint()
@@ -455,7 +455,7 @@ class Fence(TxStatusQuerier):
             try:
                 link.run(self.statements.enter, self._row(key, tx_id, now_ms))
             except Exception as error:
-                if failure_of(error) is Failure.DUPLICATE:
+                if failure_of(error) is StatementFailure.DUPLICATE:
                     raise self._lost_to(key, tx_id, error) from error
                 raise self.explained(error) from error
         self._refuse_other_database(link, own)
@@ -593,7 +593,7 @@ class Fence(TxStatusQuerier):
 
     def _own_lock(self, local: Link, error: Exception) -> Exception:
         """The table cannot be read: is that the lock of the application's own transaction?"""
-        if failure_of(error) is not Failure.LOCKED:
+        if failure_of(error) is not StatementFailure.LOCKED:
             return self.explained(error)
         try:
             self._checking.name_within(local)
@@ -613,7 +613,7 @@ class Fence(TxStatusQuerier):
         return bool(file) and file == file_of(local, schema)
 
     @contextmanager
-    def _ending(self, link: Link, tx: Transaction, entered_ms: int) -> Iterator[None]:
+    def _ending(self, link: Link, tx: ProducedTransaction, entered_ms: int) -> Iterator[None]:
         """Commit at the end of a block, roll back after an exception; neither if the block did so itself."""
         mark = link.mark()
         try:
@@ -631,13 +631,13 @@ class Fence(TxStatusQuerier):
         self._commit(link, tx, entered_ms)
 
     @staticmethod
-    def ended_inside(tx: Transaction) -> OutcomeUnknown:
+    def ended_inside(tx: ProducedTransaction) -> OutcomeUnknown:
         """The error for a block that ended its transaction itself: the check finds out the outcome."""
         unknown = OutcomeUnknown(tx.tx_id)
         unknown.add_note("(the database transaction was committed or rolled back inside the fence's block)")
         return unknown
 
-    def _commit(self, link: Link, tx: Transaction, entered_ms: int | None) -> None:
+    def _commit(self, link: Link, tx: ProducedTransaction, entered_ms: int | None) -> None:
         key = rows.key_of(self.app, tx.tx_id)
         # By hand the time is not known; but then no two attempts of an id may run at the same time.
         written = (rows.COMMITTED,) if entered_ms is None else (rows.COMMITTED, entered_ms)
@@ -658,7 +658,7 @@ class Fence(TxStatusQuerier):
         note_known(tx, TransactionState.COMMITTED)
 
     @staticmethod
-    def _failed_after(tx: Transaction) -> AlreadyDone:
+    def _failed_after(tx: ProducedTransaction) -> AlreadyDone:
         done = AlreadyDone(tx.tx_id)
         done.add_note("(the database has committed; the error that this one was raised from came after that)")
         return done

@@ -41,7 +41,7 @@ WINDOW, READ_MAX = 2 * ROWS_MAX, 40 * ROWS_MAX
 SHARDS_AT_ONCE = 64
 
 
-class LeaseLost(Exception):
+class ShardLost(Exception):
     """Another relay has the shard, or a person has stopped it."""
 
 
@@ -86,7 +86,7 @@ class OutboxShards:
             return lease
 
     def renew(self, lease: Lease) -> None:
-        """Extend the lease, if a third of it is over. Raises LeaseLost."""
+        """Extend the lease, if a third of it is over. Raises ShardLost."""
         if self._clock() >= self._until.get(lease.shard, 0) - self._lease_ms * 2 // 3:
             with self._holding(lease, self._statements.extend):
                 pass
@@ -157,7 +157,7 @@ class OutboxShards:
         return []
 
     def _with_contents(self, link: Link, rows: Sequence[OutboxRow]) -> list[OutboxRow]:
-        """The same rows. Raises LeaseLost if somebody has taken one away meanwhile."""
+        """The same rows. Raises ShardLost if somebody has taken one away meanwhile."""
         readable = [row.id for row in rows if row.size <= CONTENT_BYTES_MAX]
         found = link.rows(self._statements.contents(readable)) if readable else []
         _expect(len(readable), len(found))
@@ -225,7 +225,7 @@ class OutboxShards:
 
 def _expect(count: int, changed: int) -> None:
     if changed != count:
-        raise LeaseLost(f"{changed} rows instead of {count}")
+        raise ShardLost(f"{changed} rows instead of {count}")
 
 
 def _text(error: str) -> bytes:

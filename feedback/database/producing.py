@@ -40,7 +40,7 @@ def undecided(checks: list[tuple[str, str]]) -> Sequence[TransactionState]:
     return [TransactionState.UNKNOWN] * len(checks)
 
 
-class Transaction(Protocol):
+class ProducedTransaction(Protocol):
     """A producer's transaction, or one of ``send_transactions``."""
 
     @property
@@ -83,29 +83,29 @@ class Producing(Protocol):
         """A transaction for a ``with`` block."""
 
 
-def note_known(tx: Transaction, state: TransactionState) -> None:
+def note_known(tx: ProducedTransaction, state: TransactionState) -> None:
     """The fence knows how the database transaction has ended that holds the row of ``tx``."""
     guard = getattr(tx, "_guard", None)
     if guard is not None:
         guard.known = state
 
 
-def named_by(tx: Transaction) -> bytes:
+def named_by(tx: ProducedTransaction) -> bytes:
     """The table that checks of it go to; empty: any."""
     return getattr(tx, "fence", b"")
 
 
-def may_repeat(tx: Transaction) -> bool:
+def may_repeat(tx: ProducedTransaction) -> bool:
     """Whether another attempt, or another process, may have run this id before."""
     return bool(getattr(tx, "given_id", True))
 
 
-def guard_repeated(transactions: Sequence[Transaction], ask: Ask) -> None:
+def guard_repeated(transactions: Sequence[ProducedTransaction], ask: Ask) -> None:
     """As ``guard_all``, before anything is written: another attempt may have committed."""
     guard_all([tx for tx in transactions if may_repeat(tx)], ask)
 
 
-def guard_all(transactions: Sequence[Transaction], ask: Ask) -> None:
+def guard_all(transactions: Sequence[ProducedTransaction], ask: Ask) -> None:
     """Called when the rows are written and not committed: from here on none of them is decided without asking
     the database. Raises DatabaseMisused if one has ended for its producer."""
     guard = Guard(ask)
@@ -118,7 +118,7 @@ def guard_all(transactions: Sequence[Transaction], ask: Ask) -> None:
             )
 
 
-def refuse_unprepared(*transactions: Transaction) -> None:
+def refuse_unprepared(*transactions: ProducedTransaction) -> None:
     """Raises DatabaseMisused for a transaction whose messages the broker has not accepted yet."""
     for tx in transactions:
         if not getattr(tx, "prepared", True):

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from escrowmq.feedback.database.errors import DatabaseMisused
-from escrowmq.feedback.database.outbox_shards import Lease, LeaseLost, OutboxShards
+from escrowmq.feedback.database.outbox_shards import Lease, OutboxShards, ShardLost
 from escrowmq.feedback.database.outbox_statements import (
     CONTENT_BYTES_MAX,
     OutboxRow,
@@ -36,7 +36,7 @@ class BatchRefused(Exception):
         self.hopeless = hopeless
 
 
-class OutOfStep(Exception):
+class BatchOutOfSequence(Exception):
     """The broker has a later number, or other messages under this one."""
 
 
@@ -54,8 +54,9 @@ class Shipping(Protocol):
         """Commit these messages as transaction ``number`` of the claim, unless they are committed under it
         already.
 
-        Raises BatchRefused, OutOfStep, ProducerFenced (the claim is another's now); any other EscrowMQError
-        means that the answer is not known, or that the broker is away: the same batch is sent again."""
+        Raises BatchRefused, BatchOutOfSequence, ProducerFenced (the claim is another's now); any other
+        EscrowMQError means that the answer is not known, or that the broker is away: the same batch is sent
+        again."""
 
     def settle(self, shard: int, epoch: int, number: int, digest: bytes, why: str) -> None:
         """The same for a batch whose messages nobody can read: it ends if they are committed. If not, they
@@ -94,7 +95,7 @@ class Relay:
             if not self._batch and (found := self._marked(lease)) is not Step.SENT:
                 return found
             return self._send(lease)
-        except (LeaseLost, ProducerFenced) as error:
+        except (ShardLost, ProducerFenced) as error:
             self._forget()
             self.problem = str(error)
             return Step.NOT_MINE
@@ -174,7 +175,7 @@ class Relay:
             self._lease = self._shards.dissolve(lease, number, rows, str(error), hopeless=error.hopeless)
             self._batch = []
             return Step.REFUSED
-        except OutOfStep as error:
+        except BatchOutOfSequence as error:
             return self._stopped(lease, str(error))
         self._lease = self._shards.finish(lease, number, rows)
         self._batch = []

@@ -19,7 +19,7 @@ from sqlalchemy.orm import Session, scoped_session, sessionmaker
 from sqlalchemy.pool import Pool, PoolProxiedConnection, SingletonThreadPool, StaticPool
 
 from escrowmq.feedback.database.errors import DatabaseMisused, NoDatabaseTransaction
-from escrowmq.feedback.database.failures import Failure, failure_of, rolled_back_already
+from escrowmq.feedback.database.failures import StatementFailure, failure_of, rolled_back_already
 from escrowmq.feedback.database.links import Link, failed_before, has_failed
 from escrowmq.feedback.database.statements import dialect_of
 
@@ -92,7 +92,7 @@ class SqlAlchemyLink:
             try:
                 self.run("SELECT 1")
             except Exception as error:
-                if failure_of(error) is not Failure.FAILED_BEFORE:
+                if failure_of(error) is not StatementFailure.FAILED_BEFORE:
                     raise
                 failed = True
         if failed:

@@ -87,7 +87,7 @@ class LeaderCatalog:
         return stable_cut(self._router, topics, self._timeout_s)
 
 
-class HeadWatch:
+class SourceHeadWatch:
     """The bounds of a subscription's partitions. For use from one thread. Its owner closes the router."""
 
     def __init__(

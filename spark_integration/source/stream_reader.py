@@ -27,7 +27,12 @@ from escrowmq.actors.client.router import Router, result_of
 from escrowmq.replication.calling.answers import PartitionSpans
 from escrowmq.replication.model import ResultCode
 from escrowmq.spark_integration.ray_link import find_cluster
-from escrowmq.spark_integration.source.heads import IDLE_WAIT_S, PLAN_TIMEOUT_S, HeadWatch, LeaderCatalog
+from escrowmq.spark_integration.source.heads import (
+    IDLE_WAIT_S,
+    PLAN_TIMEOUT_S,
+    LeaderCatalog,
+    SourceHeadWatch,
+)
 from escrowmq.spark_integration.source.options import SourceOptions, Subscription
 from escrowmq.spark_integration.source.planning import Offsets, initial_offsets, listed, split
 from escrowmq.spark_integration.source.reading import Split, TaskReader, splits
@@ -195,7 +200,7 @@ class Link:
 
     def __init__(self, router: Router, subscription: Subscription) -> None:
         self.info, self.router = router.info, router
-        self.watch = HeadWatch(router, subscription)
+        self.watch = SourceHeadWatch(router, subscription)
 
     def within_bytes(
         self, offsets: Offsets, heads: Heads, waiting: Mapping[TopicPartition, int], max_bytes: int

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from escrowmq.cluster import driver as module
-from escrowmq.cluster.driver import Driver, DriverWatch, end_cluster, this_driver
+from escrowmq.cluster.driver import DriverProcess, DriverWatch, end_cluster, this_driver
 from escrowmq.replication.errors import DataDirLocked
 from escrowmq.replication.log.datadir import process_started, take_lock
 from tests.support.waiting import wait_until
@@ -39,7 +39,7 @@ def program() -> Iterator[subprocess.Popen[bytes]]:
     started.communicate(timeout=10)
 
 
-def driver_of(program: subprocess.Popen[bytes]) -> Driver:
+def driver_of(program: subprocess.Popen[bytes]) -> DriverProcess:
     began = process_started(program.pid)
     assert began is not None
     return replace(this_driver(owns_ray=True), pid=program.pid, started=began)

@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 
 from escrowmq.cluster.supervisor.member_steps import (
     COPIES_MAX,
+    ClusterNodes,
     Do,
-    Fleet,
     Group,
     MemberStep,
     Node,
     Seat,
     _Look,
     best_leader,
-    fleet_of,
+    cluster_nodes,
     moves_done,
     next_step,
     next_steps,
@@ -93,9 +93,9 @@ class World:
         return Group(0, self.wanted, dict(self.seats), told, self.leader, self.running, dict(self.moves),
                      dict(self.retired), dict(self.away_since))  # fmt: skip
 
-    def fleet(self) -> Fleet:
+    def fleet(self) -> ClusterNodes:
         nodes = [Node(name, name, "", head=name == NODES[0]) for name in sorted(self.nodes)]
-        return fleet_of(nodes, [self.group()], self.drained, self.maintained)
+        return cluster_nodes(nodes, [self.group()], self.drained, self.maintained)
 
     def turn(self) -> MemberStep | None:
         """One look and one step."""
@@ -239,7 +239,7 @@ def test_the_lead_goes_where_it_is_wanted_if_that_one_may_have_it() -> None:
     world = World.of(3)
     world.look()
 
-    def step(fleet: Fleet | None = None, **changed: object) -> MemberStep | None:
+    def step(fleet: ClusterNodes | None = None, **changed: object) -> MemberStep | None:
         group = replace(world.group(), lead=2, **changed)  # type: ignore[arg-type]
         return next_step(group, fleet or world.fleet(), 0.0, PATIENCE_S)
 
@@ -362,7 +362,7 @@ def test_a_voter_without_a_seat_is_replaced() -> None:
 
 def test_few_groups_fill_a_replica_at_a_time_and_not_all_on_one_node() -> None:
     groups = [replace(World.of(1, wanted=3).group(), gid=gid) for gid in range(5)]
-    fleet = fleet_of([Node(name, name, "") for name in NODES], groups, (), ())
+    fleet = cluster_nodes([Node(name, name, "") for name in NODES], groups, (), ())
     steps = next_steps(groups, fleet, 0.0, PATIENCE_S)
     places = [step for step in steps if step.do is Do.PLACE]
     assert len(places) == COPIES_MAX and len({step.node for step in places}) == COPIES_MAX

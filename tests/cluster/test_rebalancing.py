@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from escrowmq.cluster.supervisor.member_steps import (
     SHIFTS_MAX,
-    Fleet,
+    ClusterNodes,
     Group,
     Node,
     Seat,
     Shift,
-    fleet_of,
+    cluster_nodes,
     is_steady,
     plan,
 )
@@ -29,9 +29,9 @@ def group_on(gid: int, *nodes: str, leader: int = 0) -> Group:
     return Group(gid, len(nodes), seats, members, leader, frozenset(rids))
 
 
-def fleet_with(groups: list[Group], names: list[str], head: str = "", **closed: set[str]) -> Fleet:
+def fleet_with(groups: list[Group], names: list[str], head: str = "", **closed: set[str]) -> ClusterNodes:
     nodes = [Node(name, name, "", head=name == head) for name in names]
-    return fleet_of(nodes, groups, closed.get("drained", ()), closed.get("maintained", ()))
+    return cluster_nodes(nodes, groups, closed.get("drained", ()), closed.get("maintained", ()))
 
 
 def carried_out(groups: list[Group], shifts: list[Shift]) -> list[Group]:

@@ -12,7 +12,7 @@ from escrowmq.feedback.database import statements
 from escrowmq.feedback.database.errors import FenceLost
 from escrowmq.feedback.database.fence import Checking, Fence
 from escrowmq.feedback.database.links import Link
-from escrowmq.feedback.database.producing import Ask, Transaction, note_known
+from escrowmq.feedback.database.producing import Ask, ProducedTransaction, note_known
 from escrowmq.feedback.database.statements import ROLLED_BACK, Dialect, Statements
 from escrowmq.replication.model import TransactionState
 from tests.controls.planting import plant
@@ -30,7 +30,7 @@ def fence_row_outside(patch: pytest.MonkeyPatch) -> None:
     """The fence's row is committed in a separate transaction, whatever happens to the local one."""
     enter = Fence._enter
 
-    def outside(self: Fence, link: Link, *transactions: Transaction) -> int:
+    def outside(self: Fence, link: Link, *transactions: ProducedTransaction) -> int:
         with self._database.opening() as (_, own):
             entered_ms = enter(self, own, *transactions)
             own.commit()
@@ -267,7 +267,7 @@ def entered_counts_as_committed(patch: pytest.MonkeyPatch) -> None:
     """The fence tells the transaction that the database has committed when it has written its row."""
     guard_all = fences.guard_all
 
-    def early(transactions: Sequence[Transaction], ask: Ask) -> None:
+    def early(transactions: Sequence[ProducedTransaction], ask: Ask) -> None:
         guard_all(transactions, ask)
         for tx in transactions:
             note_known(tx, TransactionState.COMMITTED)

@@ -14,7 +14,7 @@ from escrowmq.actors.producer.transactions.numbered import Numbered
 from escrowmq.feedback.database import outbox_shards, outbox_statements, relaying
 from escrowmq.feedback.database.outbox_shards import Lease, OutboxShards
 from escrowmq.feedback.database.outbox_statements import OutboxRow, OutboxStatements
-from escrowmq.feedback.database.relaying import BatchRefused, OutOfStep, Relay, Step
+from escrowmq.feedback.database.relaying import BatchOutOfSequence, BatchRefused, Relay, Step
 from escrowmq.replication.state.claims import Claims
 from tests.controls.planting import RELAYS, plant
 from tests.history.outbox import DUPLICATE, LOST, REORDERED, STOPPED
@@ -196,7 +196,7 @@ def out_of_step_is_done(patch: pytest.MonkeyPatch) -> None:
     def passed(self: BrokerShipping, *given: Any) -> None:
         try:
             ship(self, *given)
-        except OutOfStep:
+        except BatchOutOfSequence:
             return
 
     patch.setattr(BrokerShipping, "ship", passed)

@@ -11,7 +11,7 @@ from escrowmq.cluster.demo import story
 from escrowmq.cluster.demo.events import (
     COMMITTED,
     LEFT_OPEN,
-    Checked,
+    CheckAnswered,
     DemoFailed,
     Event,
     EventWriter,
@@ -30,9 +30,9 @@ EVENTS: list[Event] = [
     Ready(skipped=2),
     OrderEnded(1, COMMITTED, 1.0, 1.5),
     OrderEnded(2, LEFT_OPEN),
-    Checked("t2", "UNKNOWN"),
-    Checked("t2", "COMMITTED"),
-    Checked("t9", "ROLLBACK"),
+    CheckAnswered("t2", "UNKNOWN"),
+    CheckAnswered("t2", "COMMITTED"),
+    CheckAnswered("t9", "ROLLBACK"),
     Finished(),
 ]
 

@@ -130,6 +130,6 @@ def deliver(accounts: Accounts, number: int, rng: random.Random) -> bool:
 
 
 def _refused(error: Exception) -> bool:
-    from escrowmq.feedback.database.failures import Failure, failure_of
+    from escrowmq.feedback.database.failures import StatementFailure, failure_of
 
-    return failure_of(error) is Failure.LOCKED
+    return failure_of(error) is StatementFailure.LOCKED

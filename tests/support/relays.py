@@ -12,7 +12,7 @@ from typing import Any
 from escrowmq import Message
 from escrowmq.feedback.database.outbox import Outbox
 from escrowmq.feedback.database.outbox_shards import LEASE_MS, OutboxShards
-from escrowmq.feedback.database.relaying import BatchRefused, OutOfStep, Relay, Step
+from escrowmq.feedback.database.relaying import BatchOutOfSequence, BatchRefused, Relay, Step
 from escrowmq.replication.errors import ProducerFenced, Unavailable
 from tests.history.outbox import Row, Seen, anomalies
 
@@ -54,7 +54,7 @@ class Broker:
         if (number, digest) == (last, known):
             return
         if number <= last:
-            raise OutOfStep(f"number {number}, and {last} is in")
+            raise BatchOutOfSequence(f"number {number}, and {last} is in")
         if problem := self.refuses(messages):
             raise BatchRefused(problem)
         self.last[shard] = number, digest
@@ -64,7 +64,7 @@ class Broker:
         if self.away:
             raise Unavailable("away", 0.1)
         if number < self.last.get(shard, (0, b""))[0]:
-            raise OutOfStep(f"number {number} is behind")
+            raise BatchOutOfSequence(f"number {number} is behind")
         if self.last.get(shard) != (number, digest):
             raise BatchRefused(why)
 

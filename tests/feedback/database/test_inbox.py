@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session
 
-from escrowmq.feedback.database.failures import Failure, failure_of
+from escrowmq.feedback.database.failures import StatementFailure, failure_of
 from escrowmq.integrations import (
     AsyncInbox,
     DatabaseMisused,
@@ -153,7 +153,7 @@ def test_a_second_handler_waits_for_the_first_at_every_level(accounts: Accounts,
             first.rollback()
         waiting.join(30)
         # A snapshot that is older than the row cannot see it: some databases refuse, and it comes again.
-        refused = [[Failure.LOCKED]] if level in ("REPEATABLE READ", "SERIALIZABLE") else []
+        refused = [[StatementFailure.LOCKED]] if level in ("REPEATABLE READ", "SERIALIZABLE") else []
         assert told in ([[False], *refused] if first_commits else [[True]]), level
         assert handle(accounts, number) is False
     assert accounts.done() == list(range(len(LEVELS[accounts.shop.kind])))

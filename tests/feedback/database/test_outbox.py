@@ -13,7 +13,7 @@ from escrowmq import InvalidMessage, Message
 from escrowmq.feedback.database import outbox_shards
 from escrowmq.feedback.database.errors import DatabaseMisused, NoDatabaseTransaction, TableMissing
 from escrowmq.feedback.database.outbox import Outbox
-from escrowmq.feedback.database.outbox_shards import LEASE_MS, LeaseLost, OutboxShards
+from escrowmq.feedback.database.outbox_shards import LEASE_MS, OutboxShards, ShardLost
 from escrowmq.feedback.database.outbox_statements import (
     OutboxRow,
     content_of,
@@ -147,7 +147,7 @@ def test_rows_that_somebody_has_changed_are_left_alone(world: World) -> None:
         lambda: shards.bury(lease, rows, "x"),
         lambda: shards.finish(replace(lease, epoch=lease.epoch - 1), 1, rows),
     ):
-        with pytest.raises(LeaseLost):
+        with pytest.raises(ShardLost):
             wrong()
     assert [row.batch for row in shards.in_batch(lease)] == [1, 1]
     assert shards.finish(lease, 1, rows).last == 1 and left(world) == []

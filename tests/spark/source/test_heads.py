@@ -14,7 +14,7 @@ from escrowmq.replication.calling.answers import PartitionBounds
 from escrowmq.replication.errors import OutcomeUnknown, Overloaded, Unavailable, UnknownTopic
 from escrowmq.replication.model import ResultCode, TopicInfo
 from escrowmq.spark_integration.source import heads
-from escrowmq.spark_integration.source.heads import HeadWatch
+from escrowmq.spark_integration.source.heads import SourceHeadWatch
 from escrowmq.spark_integration.source.options import Subscription
 from escrowmq.spark_integration.source.stream_planning import Bounds, Heads
 
@@ -89,9 +89,9 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def watch(network: Network, clock: Clock) -> HeadWatch:
+def watch(network: Network, clock: Clock) -> SourceHeadWatch:
     everything = Subscription(pattern=".*")
-    return HeadWatch(network, everything, clock=clock, pause=clock.pause)  # type: ignore[arg-type]
+    return SourceHeadWatch(network, everything, clock=clock, pause=clock.pause)  # type: ignore[arg-type]
 
 
 def beyond(**ends: int) -> Callable[[Heads], bool]:
@@ -99,7 +99,7 @@ def beyond(**ends: int) -> Callable[[Heads], bool]:
 
 
 def test_an_idle_query_parks_one_question_per_group_and_asks_nothing_else(
-    watch: HeadWatch, network: Network
+    watch: SourceHeadWatch, network: Network
 ) -> None:
     assert watch.fresh() == {A0: Bounds(0, 5), B0: Bounds(0, 7)}
     watch.news(beyond(a=5, b=7))
@@ -110,7 +110,7 @@ def test_an_idle_query_parks_one_question_per_group_and_asks_nothing_else(
 
 
 def test_news_come_with_the_parked_answer_and_leave_the_other_groups_parked(
-    watch: HeadWatch, network: Network
+    watch: SourceHeadWatch, network: Network
 ) -> None:
     watch.fresh()
     watch.news(beyond(a=5, b=7))
@@ -123,7 +123,7 @@ def test_news_come_with_the_parked_answer_and_leave_the_other_groups_parked(
 
 
 def test_new_topics_are_noticed_and_deleted_ones_forgotten(
-    watch: HeadWatch, network: Network, clock: Clock
+    watch: SourceHeadWatch, network: Network, clock: Clock
 ) -> None:
     watch.fresh()
     network.ends["c", 0] = 3
@@ -138,7 +138,7 @@ def test_new_topics_are_noticed_and_deleted_ones_forgotten(
     "refusal", [Overloaded("full", 0.3), Unavailable("no leader", 0.0), OutcomeUnknown("watch")]
 )
 def test_a_query_waits_for_brokers_longer_and_longer_but_not_for_ever(
-    watch: HeadWatch, network: Network, clock: Clock, refusal: Exception
+    watch: SourceHeadWatch, network: Network, clock: Clock, refusal: Exception
 ) -> None:
     known = dict(watch.fresh())
     network.refusal = refusal
@@ -156,7 +156,7 @@ def test_a_query_waits_for_brokers_longer_and_longer_but_not_for_ever(
 
 
 def test_the_first_look_waits_for_brokers_like_every_other(
-    watch: HeadWatch, network: Network, clock: Clock
+    watch: SourceHeadWatch, network: Network, clock: Clock
 ) -> None:
     network.refusals = 40
     assert watch.fresh() == {A0: Bounds(0, 5), B0: Bounds(0, 7)}
@@ -169,7 +169,7 @@ def test_the_first_look_waits_for_brokers_like_every_other(
 
 
 def test_any_question_waits_for_brokers_and_other_errors_do_not(
-    watch: HeadWatch, network: Network, clock: Clock
+    watch: SourceHeadWatch, network: Network, clock: Clock
 ) -> None:
     failing = [OutcomeUnknown("offsets"), Unavailable("no leader", 0.0)]
 
@@ -190,7 +190,7 @@ def test_any_question_waits_for_brokers_and_other_errors_do_not(
 
 
 def test_time_that_a_batch_took_is_not_time_that_brokers_did_not_answer(
-    watch: HeadWatch, network: Network, clock: Clock
+    watch: SourceHeadWatch, network: Network, clock: Clock
 ) -> None:
     known = dict(watch.fresh())
     clock.now += 10 * heads.PATIENCE_S
@@ -201,7 +201,7 @@ def test_time_that_a_batch_took_is_not_time_that_brokers_did_not_answer(
     assert watch.news(beyond()) == known
 
 
-def test_heads_at_a_cut(network: Network, watch: HeadWatch, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_heads_at_a_cut(network: Network, watch: SourceHeadWatch, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[list[str]] = []
 
     def cut(topics: list[str]) -> dict[tuple[str, int], int]:
@@ -217,7 +217,7 @@ def test_heads_at_a_cut(network: Network, watch: HeadWatch, monkeypatch: pytest.
 
 
 def test_a_topic_that_is_gone_before_the_cut_ends_where_it_was_read(
-    watch: HeadWatch, monkeypatch: pytest.MonkeyPatch
+    watch: SourceHeadWatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def gone(topics: list[str]) -> dict[tuple[str, int], int]:
         raise UnknownTopic("a")
@@ -228,7 +228,7 @@ def test_a_topic_that_is_gone_before_the_cut_ends_where_it_was_read(
 
 
 def test_a_topic_that_is_new_before_the_cut_is_in_it(
-    network: Network, watch: HeadWatch, monkeypatch: pytest.MonkeyPatch
+    network: Network, watch: SourceHeadWatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Topics are looked up once a second, and a transaction may have sent to one that came since."""
     found = dict(watch.fresh())

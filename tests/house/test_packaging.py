@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("actors", "cluster", "feedback", "replication", "spark_integration")
 
 ROUND_TRIP = """

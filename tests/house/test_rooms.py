@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("spark_integration", "cluster", "actors", "feedback", "replication")
 ROOMS = sorted(
     str(init.parent.relative_to(ROOT)) for folder in FOLDERS for init in (ROOT / folder).glob("*/__init__.py")

@@ -23,7 +23,7 @@ from escrowmq import DiskFull, OutcomeUnknown, Overloaded, TransactionState, TxS
 from escrowmq.cluster.cli.app import app
 from escrowmq.testing import InMemoryCluster
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PAGES = [
     *(ROOT / "README.md", ROOT / "CONTRIBUTING.md"),
     *sorted((ROOT / "docs").glob("*.md")),

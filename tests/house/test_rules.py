@@ -10,7 +10,9 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+import escrowmq
+
+ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("replication", "feedback", "actors", "cluster", "spark_integration")
 SKIPPED = {".venv", ".git", "build", "dist", "artifacts", "node_modules", ".demo"}
 TEXT = {".py", ".md", ".toml", ".yaml", ".yml", ".txt", ".svg", ".cfg", ".sh", ""}
@@ -156,3 +158,14 @@ def test_no_file_or_class_has_a_word_that_the_glossary_has_retired() -> None:
             words = re.findall(r"[A-Z]?[a-z]+", name)
             found += [f"{_name(path)}: {name}" for word in words if word.lower() in retired]
     assert found == []
+
+
+def test_the_name_of_a_public_class_names_nothing_else() -> None:
+    defined: dict[str, list[str]] = {}
+    for path in PACKAGE_FILES:
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                defined.setdefault(node.name, []).append(_name(path))
+    assert {"Producer", "LeaseLost", "Message"} <= defined.keys() & set(escrowmq.__all__)
+    twice = {name: files for name in escrowmq.__all__ if len(files := defined.get(name, [])) > 1}
+    assert twice == {}

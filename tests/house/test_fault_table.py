@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.chaos.kinds import Kind
 from tests.sim.faults.plan import CHANGE, GROUP_KINDS, ONE_GROUP_KINDS
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "reliability.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "reliability.md"
 
 
 def test_the_table_names_every_kind_of_fault_and_no_other() -> None:

@@ -31,7 +31,7 @@ from escrowmq.replication.format.share_ops import REASON_BYTES_MAX
 from escrowmq.replication.limits import NAME_CHARS_MAX, PARTICIPANTS_MAX, TIMEOUT_MS_MAX
 from escrowmq.replication.state import shares
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")

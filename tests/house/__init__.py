@@ -1,0 +1,1 @@
+"""What the whole repository keeps: its rules, its rooms, its documents and their programs, its package."""
