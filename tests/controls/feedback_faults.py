@@ -31,7 +31,7 @@ def feedback_decides_by_itself(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ops, "checked", lambda app, tx_ids, reason="": ops.rollback(app, tx_ids, by="feedback"))
 
 
-@plant("feedback-commits-by-itself", *INVENTED, start=7)
+@plant("feedback-commits-by-itself", *INVENTED, start=30)
 def feedback_commits_by_itself(patch: pytest.MonkeyPatch) -> None:
     """A check without an answer, or with the answer UNKNOWN, is a commit instead of being counted."""
     patch.setattr(ops, "checked", lambda app, tx_ids, reason="": ops.commit(app, tx_ids, by="feedback"))

@@ -28,7 +28,7 @@ RANGES_FEW = 2
 LATER_MS = 100
 
 
-@plant("hands-out-before-it-is-ready", "acked-again", "double-lease", conditions=shared, start=15)
+@plant("hands-out-before-it-is-ready", "acked-again", "double-lease", conditions=shared, start=17)
 def hands_out_before_it_is_ready(patch: pytest.MonkeyPatch) -> None:
     """A new leader hands out before it has applied what its predecessors have committed."""
     confirmed_rounds.a_leader_that_is_not_ready(patch)

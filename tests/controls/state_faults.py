@@ -13,6 +13,7 @@ from escrowmq.replication.format.codec import ENVELOPE, Op, decode_command, enco
 from escrowmq.replication.format.operation import OpType
 from escrowmq.replication.replica import admission
 from escrowmq.replication.replica.admission import Admission, ComposedEntry, References
+from escrowmq.replication.replica.agenda import AT_ONCE
 from escrowmq.replication.replica.entry_writing import Submission
 from escrowmq.replication.replica.fetching import FetchRequest, FetchResult
 from escrowmq.replication.replica.replica import Raft, Replica
@@ -352,6 +353,7 @@ def requests_without_bound(patch: pytest.MonkeyPatch) -> None:
     def anything(self: Admission, submission: Submission) -> bool:
         self._queue.append(submission)
         self._queued_bytes += submission.size
+        self._duty.due = AT_ONCE
         return True
 
     patch.setattr(Admission, "offer", anything)

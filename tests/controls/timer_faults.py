@@ -201,9 +201,7 @@ def time_stands_still(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(GroupTime, "_go_on", waits)
 
 
-@plant(
-    "release-remembered", "late", *LOST, conditions=timed, start=40, often={"hand-over": 20, "partition": 30}
-)
+@plant("release-remembered", "late", *LOST, conditions=timed, start=1, chaos_s=12.0, often={"partition": 120})
 def release_remembered(patch: pytest.MonkeyPatch) -> None:
     """A leader that leads again still waits for the release that it had begun the time before."""
     forget = Releases.forget
@@ -294,7 +292,7 @@ def own_clock_of_a_follower(patch: pytest.MonkeyPatch) -> None:
 
     def kept(self: GroupTime, own_ms: int) -> int:
         told = at(self, own_ms)
-        self._of_the_group = self.clocks is not None
+        self.of_the_group = self.clocks is not None
         self.ms = max(self.ms, told)
         return told
 
