@@ -1,4 +1,4 @@
-"""The calls of a ``Cluster`` to the supervisor, through Ray. Imported at the first call, as Ray is."""
+"""Apart from ``handle``, because it imports Ray: the calls of a ``Cluster`` to its supervisor."""
 
 from __future__ import annotations
 

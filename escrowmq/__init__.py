@@ -104,7 +104,7 @@ if TYPE_CHECKING:
     )
     from escrowmq.spark_integration.session.spark_session import spark_session, stop_session
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "Admin",

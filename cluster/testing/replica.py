@@ -20,14 +20,14 @@ from escrowmq.actors.broker.parts import Parts
 from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.cluster.testing.memory_disk import MemoryDisk
 from escrowmq.cluster.testing.parking import StagedLot
-from escrowmq.cluster.testing.sharing import StagedSharing
 from escrowmq.cluster.testing.stage import Stage
-from escrowmq.replication.calling.answers import LevelReport, ReplicaReport
+from escrowmq.replication.calling.answers import LevelReport, ReplicaReport, Reply
 from escrowmq.replication.format.membership import Members
 from escrowmq.replication.host.driver import Driver
 from escrowmq.replication.host.maintenance import CheckpointThread, RoomWatch, Scrubber, ScrubState
 from escrowmq.replication.host.replica_setup import ReplicaSetup
 from escrowmq.replication.host.running_replica import TIMER_S, ParkingLot, RunningReplica
+from escrowmq.replication.host.sharing import Asked, Sharing
 from escrowmq.replication.log.datadir import Identity
 from escrowmq.replication.log.journal import SegmentJournal
 from escrowmq.replication.log.peer_marks import Incarnations
@@ -37,6 +37,7 @@ from escrowmq.replication.raft.replicator import LeadCheck
 from escrowmq.replication.raft.types import PeerStatus
 from escrowmq.replication.replica.checkpoints import Checkpoints, Job
 from escrowmq.replication.replica.replica import Limits, Replica
+from escrowmq.replication.sharing.pieces import UNNUMBERED
 from escrowmq.replication.state.machine import LEVEL_MAX, StateMachine
 
 T = TypeVar("T")
@@ -44,6 +45,17 @@ T = TypeVar("T")
 IDLE_S = 1.0
 #: The first entry of a log: the first leader's entry without content.
 NO_OP = b"\x01"
+
+
+class StagedSharing(Sharing):
+    """Share consumers' calls without threads: a call that finds nothing is put aside, as a fetch is."""
+
+    def _ask(self, asked: Asked, wait_s: float, call: int, received: int) -> tuple[Reply, int]:
+        def attempt() -> tuple[Reply, int] | None:
+            found = super(StagedSharing, self)._ask(asked, 0.0, call, received)
+            return found if found[0][0] != "ok" or found[0][1] else None
+
+        return self._running.news.wait_for(attempt, wait_s) or (("ok", []), UNNUMBERED)
 
 
 class MemoryNode:

@@ -10,9 +10,12 @@ import sys
 import tomllib
 from pathlib import Path
 
+import grimp
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+#: A file of so few lines with one importer in its own folder is a part of that one.
+SMALL_LINES = 60
 FOLDERS = ("spark_integration", "cluster", "actors", "feedback", "replication")
 ROOMS = sorted(
     str(init.parent.relative_to(ROOT)) for folder in FOLDERS for init in (ROOT / folder).glob("*/__init__.py")
@@ -50,6 +53,26 @@ def test_every_room_is_on_the_map_and_in_the_picture(room: str) -> None:
     assert f"`{name}/`" in (ROOT / "CONTRIBUTING.md").read_text(), f"CONTRIBUTING's map does not show {room}"
     picture = (ROOT / "docs" / "images" / "rooms.svg").read_text()
     assert re.search(rf">[^<]*\b{name}\b[^<]*<", picture), f"docs/images/rooms.svg does not show {room}"
+
+
+def test_a_small_file_with_one_importer_beside_it_says_why_it_stands_apart() -> None:
+    graph = grimp.build_graph("escrowmq")
+    wrong, told = list[str](), list[str]()
+    for folder in FOLDERS:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            module = ".".join(("escrowmq", *path.relative_to(ROOT).with_suffix("").parts))
+            source = path.read_text()
+            importers = graph.find_modules_that_directly_import(module) if module in graph.modules else ()
+            if path.stem == "__init__" or source.count("\n") > SMALL_LINES or len(importers) != 1:
+                continue
+            (importer,) = importers
+            beside = importer.rpartition(".")[0] == module.rpartition(".")[0]
+            if beside and source.startswith('"""Apart from ``'):
+                told.append(path.name)
+            elif beside:
+                wrong.append(f"{path.relative_to(ROOT)} serves only {importer}: fold it, or say why not")
+    assert wrong == []
+    assert "supervisor_calls.py" in told, "or nothing was looked at"
 
 
 def test_only_the_host_of_a_replica_starts_threads() -> None:
