@@ -345,11 +345,9 @@ async def _in_own_thread(function: Callable[..., T], *args: Any, **kwargs: Any) 
     """As ``asyncio.to_thread``, but not in one of the event loop's few threads: others need them, and so may
     the callback that the function waits for, for ever if such calls held them all."""
     thread, context = ThreadPoolExecutor(1, "escrowmq-send"), contextvars.copy_context()
-    try:
-        call = partial(context.run, function, *args, **kwargs)
-        return await asyncio.get_running_loop().run_in_executor(thread, call)
-    finally:
-        thread.shutdown(wait=False)
+    call = asyncio.get_running_loop().run_in_executor(thread, partial(context.run, function, *args, **kwargs))
+    thread.shutdown(wait=False)  # it ends after this call, also if the loop is gone by then
+    return await call
 
 
 class AsyncTransaction(TransactionBase):
