@@ -243,10 +243,9 @@ def prepare(
     digests: Sequence[int],
     home_group: int,
     attached: int,
-    extra: PrepareExtra | None = None,
+    extra: PrepareExtra = NO_EXTRA,
 ) -> bytes:
-    """PREPARE."""
-    extra = NO_EXTRA if extra is None else extra
+    """PREPARE. Without ``extra`` it may be late: a group that has forgotten something refuses it."""
     return Prepare(
         app, topic, tx_ids, query_ids, timeout_ms, part, digests, home_group, attached, extra
     ).frame()

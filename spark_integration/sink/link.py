@@ -187,4 +187,4 @@ def roll_back_chunks(link: SinkLink, gid: int, places: Mapping[str, int], home: 
         ids = [tx_id for tx_id, index in places.items() if (index >= 0) is tracked]
         if ids:
             indexes = [places[tx_id] for tx_id in ids] if tracked else []
-            link.rollback(gid, ids, indexes, -1 if gid == home else home)
+            link.rollback(gid, ids, indexes, home if tracked and gid != home else -1)

@@ -297,6 +297,7 @@ class _PendingRows:
         for _, body in columns.values():
             digest = crc32c(digest.to_bytes(4, "big") + crc32c(body).to_bytes(4, "big"))
         home_topic = next(iter(columns))[0]
+        extra = PrepareExtra(home_index=[] if home_index is None else [home_index], heard_ms=NEVER_LATE)
         frames = [
             ops.prepare(
                 app,
@@ -308,7 +309,7 @@ class _PendingRows:
                 [digest],
                 home_group,
                 len(columns),
-                None if home_index is None else PrepareExtra(home_index=[home_index], heard_ms=NEVER_LATE),
+                extra,
             ),
             *(
                 ops.pre_message(topic, partition, [0] * len(sizes), sizes, [body], id_of(topic))

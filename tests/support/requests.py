@@ -9,7 +9,7 @@ from typing import Any
 from escrowmq.actors.admin.topic_creation import topic_settings
 from escrowmq.replication.format import ops
 from escrowmq.replication.format.codec import encode_row
-from escrowmq.replication.format.ops import PrepareExtra
+from escrowmq.replication.format.ops import NO_EXTRA, PrepareExtra
 from escrowmq.replication.model import BY_NAME, NO_ID
 
 #: What ``prepare`` and ``commit`` speak for unless a test says otherwise.
@@ -47,7 +47,7 @@ def prepare(
     """One message of ``size`` bytes in each transaction; its value begins with the transaction's id."""
     rows = [encode_row(None, tx.encode().ljust(size, b"."), None, tx) for tx in tx_ids]
     return ops.prepare(
-        app, topic, tx_ids, query_ids, timeout_ms, 0, [1] * len(tx_ids), home_group, 1, extra
+        app, topic, tx_ids, query_ids, timeout_ms, 0, [1] * len(tx_ids), home_group, 1, extra or NO_EXTRA
     ) + ops.pre_message(topic, partition, list(range(len(tx_ids))), [len(row) for row in rows], rows)
 
 

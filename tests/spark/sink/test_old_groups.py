@@ -1,0 +1,81 @@
+"""What the sink sends to a group that has settled so much that it has begun to forget."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from escrowmq.replication.format import ops
+from escrowmq.replication.format.codec import decode_ops, encode_command
+from escrowmq.replication.model import ResultCode
+from escrowmq.replication.replica.validation import parse_request
+from escrowmq.replication.state.machine import StateMachine
+from escrowmq.spark_integration.sink.link import roll_back_chunks
+from escrowmq.spark_integration.sink.task import Rows, _PendingRows, marker
+
+APP, TOPIC, TIMEOUT_MS, GROUPS = "spark", "t", 60_000, 8
+
+
+class Group:
+    """The state of one group that remembers one settled transaction at least, and two at most."""
+
+    def __init__(self) -> None:
+        self.state, self._index = StateMachine(0, GROUPS), 1
+        self.apply(ops.settings({"settled_generation": 1}))
+        self.apply(ops.create_topic(TOPIC, {}))
+
+    def apply(self, request: bytes) -> Any:
+        self._index += 1
+        (*_, result) = self.state.apply(
+            self._index, encode_command([request], len(decode_ops(request)), 1_000 * self._index)
+        )
+        return result
+
+    def forget(self) -> None:
+        for number in range(6):
+            tx_ids = [f"x{number}"]
+            extra = ops.PrepareExtra(heard_ms=1_000 * self._index)
+            assert self.apply(ops.prepare("app", TOPIC, tx_ids, None, 0, 0, [1], -1, 0, extra)) == [0]
+            self.apply(ops.Rollback("app", tx_ids, ops.BY_PRODUCER, [], [], -1).frame())
+        assert self.state.forgotten_ms > 0
+
+    def opens(self, request: bytes) -> bool:
+        parse_request(request, place=(0, GROUPS))
+        return self.apply(request)[0] != ResultCode.PARTIAL
+
+
+def chunk(tx_id: str, home_group: int, home_index: int | None) -> bytes:
+    pending = _PendingRows()
+    pending.add(Rows(TOPIC, 0, [5], b"abcde"))
+    return pending.request(APP, tx_id, "epoch", TIMEOUT_MS, home_group, home_index)
+
+
+@pytest.mark.parametrize(("home_group", "home_index"), [(-1, None), (7, 40)], ids=["here", "branch"])
+def test_a_chunk_is_opened_by_a_group_that_has_begun_to_forget(
+    home_group: int, home_index: int | None
+) -> None:
+    group = Group()
+    group.forget()
+    assert group.opens(chunk("c", home_group, home_index))
+
+
+def test_a_marker_is_opened_by_a_group_that_has_begun_to_forget() -> None:
+    group = Group()
+    group.forget()
+    assert group.opens(marker(APP, TOPIC, "c", "epoch", TIMEOUT_MS, 3))
+
+
+class Rollbacks:
+    def __init__(self) -> None:
+        self.frames: list[bytes] = []
+
+    def rollback(self, gid: int, ids: list[str], indexes: list[int], home: int) -> None:
+        parse_request(ops.rollback(APP, ids, ops.BY_PRODUCER, indexes, home), place=(gid, GROUPS))
+        self.frames.append(ops.rollback(APP, ids, ops.BY_PRODUCER, indexes, home))
+
+
+def test_chunks_that_home_has_not_opened_are_rolled_back_beside_those_that_it_has() -> None:
+    link = Rollbacks()
+    roll_back_chunks(link, 3, {"known": 40, "unknown": -1}, 0)  # type: ignore[arg-type]
+    assert len(link.frames) == 2
