@@ -176,8 +176,8 @@ class Cluster(Closing):
         """What share groups have done with messages that were sent with ``reply_to=app``: done, or failed.
 
         Read as a member of consumer group ``group`` ("replies.<app>"), from the beginning if that has no
-        place yet. ``options``: settings of ``ConsumerConfig``. Call it once before such messages are sent: it
-        creates the topic of the app's replies, and without that topic brokers drop them.
+        committed offset yet. ``options``: settings of ``ConsumerConfig``. Call it once before such messages
+        are sent: it creates the topic of the app's replies, and without that topic brokers drop them.
         """
         check_app(app)
         options = {"auto_offset_reset": "earliest", **options}

@@ -100,7 +100,7 @@ def create_supervisor(plan: SupervisorPlan, node_id: str | None) -> Any:
     """
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    place: dict[str, Any] = (
+    options: dict[str, Any] = (
         {"resources": {HEAD_RESOURCE: HEAD_SHARE}}
         if node_id is None
         else {"scheduling_strategy": NodeAffinitySchedulingStrategy(node_id, soft=False)}
@@ -115,7 +115,7 @@ def create_supervisor(plan: SupervisorPlan, node_id: str | None) -> Any:
             max_task_retries=0,
             max_concurrency=16,
             num_cpus=0,
-            **place,
+            **options,
         )
         .remote(plan.packed())
     )

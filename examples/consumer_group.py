@@ -34,8 +34,8 @@ class Billing:
     def handle(self, record: ConsumerRecord) -> None:
         """Adds an amount to its customer's total once, however often the record is delivered."""
         with self._lock, self._db:
-            place = (record.topic, record.partition, record.offset)
-            if self._db.execute("insert or ignore into inbox values (?, ?, ?)", place).rowcount:
+            address = (record.topic, record.partition, record.offset)
+            if self._db.execute("insert or ignore into inbox values (?, ?, ?)", address).rowcount:
                 self._db.execute(ADD, ((record.key or b"").decode(), int(record.value)))
 
     def handled(self) -> int:

@@ -78,7 +78,7 @@ def run(cluster: Cluster, topic: str = "invoices", invoices: int = 40) -> dict[s
             for number in range(invoices):
                 producer.send(Message(topic, b"%d" % number, key=b"customer-%d" % (number % 4)))
         for dies_after in (invoices // 2, -1):
-            place = [
+            arguments = [
                 cluster.address,
                 cluster.info.namespace,
                 topic,
@@ -86,7 +86,7 @@ def run(cluster: Cluster, topic: str = "invoices", invoices: int = 40) -> dict[s
                 str(invoices),
                 str(dies_after),
             ]
-            ended = subprocess.run([sys.executable, __file__, *place], timeout=120, check=False)
+            ended = subprocess.run([sys.executable, __file__, *arguments], timeout=120, check=False)
             assert ended.returncode == (-signal.SIGKILL if dies_after > 0 else 0)
         with closing(sqlite3.connect(path)) as db:
             totals = dict(db.execute("select customer, amount from totals order by customer"))

@@ -1,6 +1,6 @@
 """Orders become invoices, each exactly one, although the processes that do it are killed in the middle.
 
-A member of the group polls orders, and sends the invoices and its group's place in one transaction. So an
+A member of the group polls orders, and sends the invoices and its group's offsets in one transaction. So an
 order whose invoice counts is never polled again, and one whose invoice does not count always is: no database,
 no list of what was done. Here a process kills itself between prepare and commit, others are killed from
 outside, and new ones go on.
@@ -78,8 +78,8 @@ def serve(cluster: Cluster, orders: str, invoices: str, dies_in: int) -> None:
 
 def start(cluster: Cluster, orders: str, invoices: str, dies_in: int = -1) -> subprocess.Popen[bytes]:
     """A process that serves."""
-    place = [cluster.address, cluster.info.namespace, orders, invoices, str(dies_in)]
-    return subprocess.Popen([sys.executable, __file__, "--serve", *place])
+    arguments = [cluster.address, cluster.info.namespace, orders, invoices, str(dies_in)]
+    return subprocess.Popen([sys.executable, __file__, "--serve", *arguments])
 
 
 def done_of(cluster: Cluster, orders: str) -> int:

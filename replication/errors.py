@@ -119,7 +119,7 @@ class GroupNotEmpty(EscrowMQError):
 
 
 class UnknownDeadLetter(EscrowMQError):
-    """The consumer group never had a dead letter at such a place, or has none there any more. Nothing was
+    """The consumer group never had a dead letter at such an offset, or has none there any more. Nothing was
     done. ``ids``: those that were given."""
 
     def __init__(self, group: str, ids: Sequence[str]) -> None:
@@ -287,10 +287,10 @@ class OffsetOutOfRange(EscrowMQError):
         self.settled = settled
 
     def __str__(self) -> str:
-        place = f"offset {self.offset} of {self.topic}/{self.partition}"
+        where = f"offset {self.offset} of {self.topic}/{self.partition}"
         if self.settled:
-            return f"{place} cannot be settled: the partition has [{self.start}, {self.end}] without the end"
-        return f"{place} is outside [{self.start}, {self.end}]; seek inside it, or set auto_offset_reset"
+            return f"{where} cannot be settled: the partition has [{self.start}, {self.end}] without the end"
+        return f"{where} is outside [{self.start}, {self.end}]; seek inside it, or set auto_offset_reset"
 
 
 class DataLoss(EscrowMQError):
@@ -523,7 +523,7 @@ class OutOfStep(EscrowMQError):
 
 
 # ------------------------------------------------------------------ offsets
-# Errors of transactions that move places of a consumer group. Part of the tree in errors.py.
+# Errors of transactions that move offsets of a consumer group. Part of the tree in errors.py.
 
 
 #: Suggested pause: a transaction without a local one is usually decided within milliseconds.
@@ -532,7 +532,7 @@ PENDING_RETRY_S = 0.1
 
 class OffsetsMoved(EscrowMQError):
     """The group is no longer where this work began: another member has done it, or somebody has set the
-    place. Nothing of this transaction will be read; go on from ``committed`` (-1: no place)."""
+    offset. Nothing of this transaction will be read; go on from ``committed`` (-1: none)."""
 
     def __init__(self, group: str, topic: str, partition: int, committed: int) -> None:
         super().__init__(group, topic, partition, committed)
@@ -546,8 +546,8 @@ class OffsetsMoved(EscrowMQError):
 
 
 class OffsetsPending(EscrowMQError):
-    """An open transaction is about to move the group's place. Nothing was done: try again when it is
-    settled, after ``retry_after_s`` or so."""
+    """An open transaction is about to move the group's committed offset. Nothing was done: try again when it
+    is settled, after ``retry_after_s`` or so."""
 
     def __init__(self, group: str, topic: str, partition: int) -> None:
         super().__init__(group, topic, partition)
@@ -556,6 +556,6 @@ class OffsetsPending(EscrowMQError):
 
     def __str__(self) -> str:
         return (
-            f"an open transaction holds the place of group {self.group!r} in {self.topic}/{self.partition}; "
+            f"an open transaction holds the offset of group {self.group!r} in {self.topic}/{self.partition}; "
             "wait until it is settled ('escrowmq txn list' shows open ones)"
         )

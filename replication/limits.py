@@ -20,8 +20,9 @@ CLAIM_NAME_CHARS_MAX: Final = 500
 IDS_PER_OPERATION_MAX: Final = 20_000
 #: A transaction, or a message with a delay, may wait for ten years.
 TIMEOUT_MS_MAX: Final = 10 * 366 * 86_400_000
-#: Places of consumer groups that one transaction moves: about a megabyte of memory while it is open.
-PLACES_MAX: Final = 10_000
+#: Committed offsets of consumer groups that one transaction moves: about a megabyte of memory while it is
+#: open.
+MOVED_OFFSETS_MAX: Final = 10_000
 GROUPS_MAX: Final = 1 << 16
 #: Branch groups of one transaction.
 PARTICIPANTS_MAX: Final = 64

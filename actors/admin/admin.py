@@ -13,16 +13,16 @@ from typing import Any
 
 from escrowmq.actors.admin import group_changes
 from escrowmq.actors.admin.dead_letters import DeadLetters, Redirects
-from escrowmq.actors.admin.group_changes import Goal, PlaceReset, delete_group, plan_reset
-from escrowmq.actors.admin.group_places import describe_groups
+from escrowmq.actors.admin.group_changes import Goal, OffsetReset, delete_group, plan_reset
+from escrowmq.actors.admin.group_offsets import describe_groups
 from escrowmq.actors.admin.member_admin import MemberAdmin, Wanted
 from escrowmq.actors.admin.messages import MessageAdmin
 from escrowmq.actors.admin.scheduled import ScheduledAdmin
 from escrowmq.actors.admin.stable_cut import stable_cut
 from escrowmq.actors.admin.status import STATUS_WAIT_S, cluster_status
 from escrowmq.actors.admin.topic_creation import (
-    FoundPlaces,
     PartitionTrim,
+    TopicOffsets,
     alter_topic,
     carry_out,
     create_topic,
@@ -144,7 +144,7 @@ class Admin(MessageAdmin, MemberAdmin, Closing):
         for (_, partition), where in bounds.items():
             if isinstance(where, UnknownTopic):
                 raise where
-            gid = self._router.places.group_of(name, partition)
+            gid = self._router.placement.group_of(name, partition)
             leader = self._router.channels[gid].leader
             found.append(PartitionDescription(partition, gid, leader, *where))
         return TopicDescription(info, tuple(found))
@@ -171,7 +171,7 @@ class Admin(MessageAdmin, MemberAdmin, Closing):
         self, name: str, before: int | datetime, partition: int | None = None
     ) -> tuple[PartitionTrim, ...]:
         """What ``trim_topic`` would remove now; changes nothing. Raises what ``trim_topic`` raises."""
-        found = FoundPlaces(self._offsets, name, self._timeout_s)
+        found = TopicOffsets(self._offsets, name, self._timeout_s)
         return plan_trim(self._topic(name), before, partition, bounds=found.bounds, at_time=found.at_time)
 
     def trim_topic(
@@ -191,7 +191,7 @@ class Admin(MessageAdmin, MemberAdmin, Closing):
         plan = tuple(before) if planned else self.plan_trim(name, before, partition)  # type: ignore[arg-type]
         if planned:
             self._topic(name)  # tells the router where the topic's partitions are
-        carry_out(self._submit, self._router.places.group_of, name, plan)
+        carry_out(self._submit, self._router.placement.group_of, name, plan)
         return plan
 
     def _topic(self, name: str) -> TopicInfo:
@@ -208,7 +208,7 @@ class Admin(MessageAdmin, MemberAdmin, Closing):
         was created a moment ago."""
         asked = self._router.leader_call(0, "topics", names, timeout_s=self._timeout_s)
         known: list[TopicInfo] = result_of(asked, self._timeout_s)
-        self._router.places.hear(known)
+        self._router.placement.hear(known)
         return known
 
     def _submit(self, gid: int, request: bytes) -> tuple[int, Any]:
@@ -306,8 +306,8 @@ class Admin(MessageAdmin, MemberAdmin, Closing):
 
     def plan_group_reset(
         self, group: str, to: Goal, topic: str | None = None, partition: int | None = None
-    ) -> tuple[PlaceReset, ...]:
-        """The group's places, and those that :meth:`reset_group` would give it. Changes nothing."""
+    ) -> tuple[OffsetReset, ...]:
+        """The group's offsets, and those that :meth:`reset_group` would give it. Changes nothing."""
         if partition is not None and topic is None:
             raise ConfigError(f"partition {partition} belongs to a topic; name it")
         found = self.describe_group(group)
@@ -338,15 +338,15 @@ class Admin(MessageAdmin, MemberAdmin, Closing):
     def reset_group(
         self,
         group: str,
-        to: Goal | Sequence[PlaceReset],
+        to: Goal | Sequence[OffsetReset],
         topic: str | None = None,
         partition: int | None = None,
-    ) -> tuple[PlaceReset, ...]:
+    ) -> tuple[OffsetReset, ...]:
         """Makes a consumer group without live members continue reading at ``to``; returns the changes.
 
         ``to``: "earliest", "latest", an offset (with ``topic``, and ``partition`` if it has several), or a
         datetime (in UTC if it has no time zone): the first message at or after it. Without ``topic``, all
-        partitions in which the group has a place. Or ``to`` is a plan from :meth:`plan_group_reset`.
+        partitions in which the group has an offset. Or ``to`` is a plan from :meth:`plan_group_reset`.
         Raises GroupNotEmpty, UnknownGroup, UnknownTopic, TopicRecreated (the plan is about an earlier topic),
         OffsetOutOfRange, ConfigError, OutcomeUnknown.
         """
@@ -357,12 +357,12 @@ class Admin(MessageAdmin, MemberAdmin, Closing):
         return tuple(to)
 
     def delete_group(self, group: str, by: str = "admin") -> None:
-        """Deletes a consumer group without live members, with all of its places, settings, retries and dead
+        """Deletes a consumer group without live members, with all of its offsets, settings, retries and dead
         letters; of a share group also what it has finished. The messages themselves stay in their topics: a
         new group of the name can read them.
 
         Consumers that use the name later form a new group. A member that was disconnected during the deletion
-        and returns does not restore its places; a share consumer that returns makes the group anew, which
+        and returns does not restore its offsets; a share consumer that returns makes the group anew, which
         begins as the consumer's ``auto_offset_reset`` says. ``by``: who does it, for the audit trail of share
         groups. Raises UnknownGroup, GroupNotEmpty (which names the live members), OutcomeUnknown. Repeat the
         call if it was interrupted.

@@ -4,7 +4,7 @@ The dead letters of a group are an internal topic with one partition in each bro
 left is share state, like that of any topic that a group reads: one that was redriven or dropped is final. A
 broker copies a redriven letter into the group's topic of retries and makes it final with one entry of its
 log. Into another topic it is sent by a transaction, whose decision makes it final (redirecting.py). So it is
-redriven once and to one place, however often, by whomever and to whatever places that is asked for.
+redriven once and to one topic, however often, by whomever and to whatever topics that is asked for.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class Redirecting:
         for _, letter in letters:
             key = f"{topic_id}-{letter.id}".encode() if letter.key is None else letter.key
             row = encode_row(letter.key, letter.value, letter.headers, tx.tx_id)
-            tx.place(self._topic, crc32c(key) % self._partitions, row)
+            tx.add_row(self._topic, crc32c(key) % self._partitions, row)
         try:
             tx.prepare()
             tx.commit()
@@ -158,9 +158,9 @@ class _Redrive(Transaction):
         super().__init__(core, None, None, HOLD_S, False, local=False)
         self._gid, self._frame = gid, frame
 
-    def place(self, topic: str, partition: int, row: bytes) -> None:
+    def add_row(self, topic: str, partition: int, row: bytes) -> None:
         """Adds a message that is encoded already."""
-        self._placed.append((topic, partition, row))
+        self._encoded.append((topic, partition, row))
         self._size += len(row)
 
     def _made_plan(self, home_group: int | None = None) -> TxPlan:
@@ -213,14 +213,14 @@ _NOT_YET = (ResultCode.RETRY, ResultCode.OFFSETS_PENDING)
 Progress = Callable[[int, int], object]
 
 
-class LetterPlace(NamedTuple):
+class LetterId(NamedTuple):
     """Of a dead letter: partition (as the broker group that hosts it) and offset in the topic."""
 
     partition: int
     offset: int
 
     @property
-    def id(self) -> str:
+    def text(self) -> str:
         """As operators write it."""
         return f"{self.partition}-{self.offset}"
 
@@ -250,17 +250,19 @@ class DeadLetters:
 
     def one(self, group: str, id: str) -> DeadLetter:
         """The dead letter with this id. Raises UnknownDeadLetter if it is not there (any more)."""
-        place = _place(group, id)
-        final = self._left(group).get(place.partition)
-        if final is None or not final.start <= place.offset < final.end or final.has(place.offset):
+        letter = _parsed(group, id)
+        final = self._left(group).get(letter.partition)
+        if final is None or not final.start <= letter.offset < final.end or final.has(letter.offset):
             raise UnknownDeadLetter(group, [id])
-        return self._letter_at(group, place, final.topic_id)
+        return self._letter_at(group, letter, final.topic_id)
 
-    def _letter_at(self, group: str, place: LetterPlace, topic_id: int) -> DeadLetter:
+    def _letter_at(self, group: str, letter: LetterId, topic_id: int) -> DeadLetter:
         """Raises UnknownDeadLetter if retention has removed it meanwhile."""
-        found = next(self._read(group, place.partition, [(place.offset, place.offset + 1)], topic_id), None)
+        found = next(
+            self._read(group, letter.partition, [(letter.offset, letter.offset + 1)], topic_id), None
+        )
         if found is None:
-            raise UnknownDeadLetter(group, [place.id])
+            raise UnknownDeadLetter(group, [letter.text])
         return found
 
     def _left(self, group: str) -> dict[int, FinalRanges]:
@@ -296,7 +298,7 @@ class DeadLetters:
                 kept, rows = trim_runs(runs, memoryview(blob), at, end)
                 times = [ts_ms for _, count, ts_ms, _ in kept for _ in range(count)]
                 for row, problem in _rows(bytes(rows), len(times)):
-                    yield _letter(LetterPlace(partition, at), row, times[at - kept[0][0]], problem)
+                    yield _letter(LetterId(partition, at), row, times[at - kept[0][0]], problem)
                     at += 1
 
     def _fetched(self, group: str, gid: int, start: int, end: int, topic_id: int) -> tuple[int, Any, bytes]:
@@ -393,7 +395,7 @@ class DeadLetters:
         flat = ranges_of(offsets)
         spans = [(flat[at], flat[at + 1] + 1) for at in range(0, len(flat), 2)]
         for letter in self._read(group, partition, spans, topic_id):
-            offset = _place(group, letter.id).offset
+            offset = _parsed(group, letter.id).offset
             size += len(letter.value)
             ranges += not letters or letters[-1][0] != offset - 1
             if letters and (size > PORTION_BYTES or ranges > LETTER_RANGES_MAX):
@@ -424,15 +426,15 @@ class DeadLetters:
             return {p: [n for span in final.left() for n in range(*span)] for p, final in left.items()}, 0
         if isinstance(ids, str) or not isinstance(ids, Sequence):
             raise ConfigError(f"ids must be a list of ids of dead letters, not {ids!r}")
-        places = {_place(group, id) for id in ids}
-        unknown = [p.id for p in places if p.partition not in left or p.offset >= left[p.partition].end]
+        named = {_parsed(group, id) for id in ids}
+        unknown = [n.text for n in named if n.partition not in left or n.offset >= left[n.partition].end]
         if unknown:
             raise UnknownDeadLetter(group, sorted(unknown))
         wanted: dict[int, list[int]] = {}
-        for place in sorted(places):
-            if not left[place.partition].has(place.offset):
-                wanted.setdefault(place.partition, []).append(place.offset)
-        return wanted, len(places) - sum(map(len, wanted.values()))
+        for letter in sorted(named):
+            if not left[letter.partition].has(letter.offset):
+                wanted.setdefault(letter.partition, []).append(letter.offset)
+        return wanted, len(named) - sum(map(len, wanted.values()))
 
     def _nacked(self, group: str, partition: int, offsets: Sequence[int], signed: str, topic_id: int) -> int:
         """Gives them to their group again; returns how many there were that were not final yet."""
@@ -494,7 +496,7 @@ def _signed(by: object) -> str:
     return f"operator:{check_by(by)}"
 
 
-def _place(group: str, id: object) -> LetterPlace:
+def _parsed(group: str, id: object) -> LetterId:
     partition, dash, offset = str(id).partition("-")
     numbers = (partition, offset)
     if (
@@ -503,7 +505,7 @@ def _place(group: str, id: object) -> LetterPlace:
         or not all(n.isascii() and n.isdecimal() and len(n) < 16 for n in numbers)
     ):
         raise InvalidMessage(f"the id of a dead letter of {group!r} is like 0-17, not {id!r:.80}")
-    return LetterPlace(int(partition), int(offset))
+    return LetterId(int(partition), int(offset))
 
 
 def _portions(wanted: Mapping[int, Sequence[int]], rate: float | None) -> Iterator[tuple[int, Sequence[int]]]:
@@ -522,7 +524,7 @@ def _refused(group: str, partition: int, offsets: Sequence[int], code: int, info
     if code in (ResultCode.OTHER_TOPIC, ResultCode.UNKNOWN_TOPIC):
         return UnknownGroup(group)
     if code == ResultCode.OUT_OF_RANGE:
-        return UnknownDeadLetter(group, [LetterPlace(partition, offset).id for offset in offsets])
+        return UnknownDeadLetter(group, [LetterId(partition, offset).text for offset in offsets])
     return EscrowMQError(
         f"the broker refused it for dead letters of {group!r}: {ResultCode(code).name} {info!r}"
     )
@@ -541,14 +543,14 @@ def _rows(blob: bytes, count: int) -> Iterator[tuple[Row, str | None]]:
             yield bare, error.reason
 
 
-def _letter(place: LetterPlace, row: Row, died: int, problem: str | None) -> DeadLetter:
+def _letter(id: LetterId, row: Row, died: int, problem: str | None) -> DeadLetter:
     key, value, headers, tx_id = row
     told = headers or {}
     past = history(told)
     if UNDECODABLE in told:
         problem = "the log has something else than a message there; the value is its bytes"
     return DeadLetter(
-        id=place.id,
+        id=id.text,
         origin=past.origin,
         attempts=past.attempt,
         first_failed=past.first_failed_ms if FIRST_FAILED in told and past.first_failed_ms >= 0 else None,

@@ -53,10 +53,10 @@ NO_GENERATION = 0
 
 
 @dataclass(frozen=True, slots=True)
-class PlaceReset:
-    """The group's place in one partition, which holds ``[start, end)``, if it has one, and the new place.
-    ``topic_id`` and ``generation``: the topic and the group's generation when this was planned; ``NO_ID`` and
-    0: unknown."""
+class OffsetReset:
+    """The group's committed offset in one partition, which holds ``[start, end)``, and the new one.
+    ``committed`` None: it has none. ``topic_id`` and ``generation``: the topic and the group's generation
+    when this was planned; ``NO_ID`` and 0: unknown."""
 
     topic: str
     partition: int
@@ -77,8 +77,8 @@ def plan_reset(
     *,
     id_of: Callable[[str], int] = lambda topic: NO_ID,
     generation: int = NO_GENERATION,
-) -> tuple[PlaceReset, ...]:
-    """The new places of ``partitions``. ``id_of``: the ids of their topics; ``generation``: the
+) -> tuple[OffsetReset, ...]:
+    """The new offsets of ``partitions``. ``id_of``: the ids of their topics; ``generation``: the
     coordinator's. Both must be older than this call. A time (in UTC if it has no time zone) stands for the
     first message at or after it.
 
@@ -88,7 +88,7 @@ def plan_reset(
     if isinstance(to, bool) or not (to in NAMED or isinstance(to, int | datetime)):
         raise ConfigError(f"to must be 'earliest', 'latest', an offset or a datetime, not {to!r}")
     if isinstance(to, int) and len(wanted) > 1:
-        raise ConfigError("an offset is a place in one partition; name the topic and the partition")
+        raise ConfigError("an offset belongs to one partition; name the topic and the partition")
     bounds = offsets.bounds(wanted, timeout_s)
     times: Sequence[int | UnknownTopic] = ()
     if isinstance(to, datetime):
@@ -101,18 +101,18 @@ def plan_reset(
         if isinstance(known, UnknownTopic):
             raise known
         start, end = known
-        place = start if to == "earliest" else end if to == "latest" else times[i] if times else to
-        if isinstance(place, UnknownTopic):  # deleted between the two requests
-            raise place
-        assert isinstance(place, int)
-        if not start <= place <= end:
-            raise OffsetOutOfRange(*tp, place, start, end)
-        plan.append(PlaceReset(*tp, committed.get(tp), place, start, end, id_of(tp[0]), generation))
+        chosen = start if to == "earliest" else end if to == "latest" else times[i] if times else to
+        if isinstance(chosen, UnknownTopic):  # deleted between the two requests
+            raise chosen
+        assert isinstance(chosen, int)
+        if not start <= chosen <= end:
+            raise OffsetOutOfRange(*tp, chosen, start, end)
+        plan.append(OffsetReset(*tp, committed.get(tp), chosen, start, end, id_of(tp[0]), generation))
     return tuple(plan)
 
 
-def carry_out(router: Router, group: str, plan: Sequence[PlaceReset], timeout_s: float) -> None:
-    """Commits the places of the plan. Safe to repeat. Raises GroupNotEmpty, UnknownTopic, TopicRecreated,
+def carry_out(router: Router, group: str, plan: Sequence[OffsetReset], timeout_s: float) -> None:
+    """Commits the offsets of the plan. Safe to repeat. Raises GroupNotEmpty, UnknownTopic, TopicRecreated,
     OutcomeUnknown, Unavailable."""
     by_topic: dict[str, dict[int, int]] = {}
     for reset in plan:
@@ -131,33 +131,33 @@ def carry_out(router: Router, group: str, plan: Sequence[PlaceReset], timeout_s:
     if isinstance(answer, TopicIsOther):
         raise TopicRecreated(answer.topic)
     if isinstance(answer, GroupCallRefused):
-        refused = InvalidMessage(f"places of group {group!r} were refused: {answer.reason}")
+        refused = InvalidMessage(f"offsets of group {group!r} were refused: {answer.reason}")
         raise answer.error(group, refused)
 
 
 # ------------------------------------------------------------------------------------------------------------
-# Deleting a consumer group: its places, in its coordinator's broker group, its settings, and its internal
+# Deleting a consumer group: its offsets, in its coordinator's broker group, its settings, and its internal
 # topics.
 #
-# The coordinator deletes only the places that the caller has seen, and only while the group has no members.
+# The coordinator deletes only the offsets that the caller has seen, and only while the group has no members.
 # So a request that arrives late does nothing to a group that is in use again. A former member that does not
 # know of the deletion is refused when it commits: otherwise the group would come back with this member's
-# places.
+# offsets.
 
-#: A further round is needed only if another client set the group's places meanwhile.
+#: A further round is needed only if another client committed offsets meanwhile.
 ROUNDS_MAX = 5
 
 
 def delete_group(
     router: Router, group: str, timeout_s: float, submit: Submit, by: str, topics: Mapping[str, int]
 ) -> None:
-    """Deletes the group's places and settings; of a share group, what all broker groups know of it; and then
+    """Deletes the group's offsets and settings; of a share group, what all broker groups know of it; and then
     its topics of retries and dead letters. ``topics``: the ids of those that broker group 0 knows.
 
     A new group of the name would otherwise read what the deleted one had handled: which of the retries are
     final is forgotten with the group. Safe to repeat: a group of which only topics are left is deleted, too.
     Raises UnknownGroup if there is nothing, GroupNotEmpty, OffsetsPending while a transaction holds one of
-    its places, Overloaded if other clients keep setting them.
+    its partitions, Overloaded if other clients keep committing offsets.
     """
     has_topics = owner_problem("group", group) is None
     try:
@@ -204,9 +204,9 @@ def _delete(router: Router, group: str, timeout_s: float, submit: Submit, by: st
             if seen.generation and _forget_settings(submit, router.info.groups, group):
                 return False
             raise UnknownGroup(group)
-        places = {topic: dict(offsets) for topic, offsets in seen.committed.items()}
+        committed = {topic: dict(by) for topic, by in seen.committed.items()}
         answer: GroupLives | PlacesMoved | GroupCallRefused | None = result_of(
-            router.leader_call(gid, "group_delete", group, places, timeout_s=timeout_s), timeout_s
+            router.leader_call(gid, "group_delete", group, committed, timeout_s=timeout_s), timeout_s
         )
         if answer is None:
             if seen.settings:
@@ -217,7 +217,7 @@ def _delete(router: Router, group: str, timeout_s: float, submit: Submit, by: st
         if isinstance(answer, GroupCallRefused):
             refused = InvalidMessage(f"deleting group {group!r} was refused: {answer.reason}")
             raise answer.error(group, refused)
-    raise Overloaded(f"the places of group {group!r} keep changing", 1.0)
+    raise Overloaded(f"the offsets of group {group!r} keep changing", 1.0)
 
 
 def _check_unused(router: Router, group: str, timeout_s: float) -> None:

@@ -69,15 +69,15 @@ class PartitionSearch:
         self,
         router: Router,
         gid: int,
-        place: tuple[str, int, int],
+        source: tuple[str, int, int],
         needle: Needle,
         clock: Callable[[], float],
     ) -> None:
-        """``place``: topic, partition, the topic's id."""
-        self._router, self._gid, self._place, self._needle = router, gid, place, needle
+        """``source``: topic, partition, the topic's id."""
+        self._router, self._gid, self._source, self._needle = router, gid, source, needle
         self._clock = clock
         members, leader = list(router.members(gid)), router.channels[gid].leader
-        turn = place[1] % max(1, len(members) - 1)
+        turn = source[1] % max(1, len(members) - 1)
         followers = [rid for rid in members if rid != leader]
         self._replicas = followers[turn:] + followers[:turn] + [rid for rid in members if rid == leader]
         self._lagging_since: float | None = None
@@ -121,8 +121,8 @@ class PartitionSearch:
         return False
 
     def _ask(self, rid: int, start: int, end: int, limit: int, left_s: float) -> FoundRows:
-        topic, partition, topic_id = self._place
-        arguments = self._place, tuple(self._needle), start, end, limit, min(WAIT_S, left_s)
+        topic, partition, topic_id = self._source
+        arguments = self._source, tuple(self._needle), start, end, limit, min(WAIT_S, left_s)
         try:
             found: FoundRows = self._router.replica_call(self._gid, rid, "find", *arguments).result(
                 min(WAIT_S, left_s) + ANSWER_S
@@ -259,9 +259,9 @@ class MessageAdmin:
         for partition, (start, end) in zip(wanted, self._ranges(asked, wanted), strict=True):
             at = max(start, offset) if partition == first else start
             name = asked.topic.name
-            gid = self._router.places.group_of(name, partition)
-            place = name, partition, asked.topic.topic_id
-            search = PartitionSearch(self._router, gid, place, asked.needle, time.monotonic)
+            gid = self._router.placement.group_of(name, partition)
+            source = name, partition, asked.topic.topic_id
+            search = PartitionSearch(self._router, gid, source, asked.needle, time.monotonic)
             while at < end:
                 if left == 0:
                     yield partition, at, None
@@ -293,7 +293,7 @@ class MessageAdmin:
         """The life of one message: when and by which entry of the log it became readable, who decided its
         transaction, and how far each consumer group has come.
 
-        Raises what :meth:`message` raises. Consumer groups without a place in the partition are left out.
+        Raises what :meth:`message` raises. Groups without an offset in the partition are left out.
         """
         found = self._message_at(topic, partition, offset, True)
         message = _stored(topic, partition, offset, found.time_ms, found.row)
@@ -307,7 +307,7 @@ class MessageAdmin:
                 transaction = None
         return MessageTrace(
             message=message,
-            broker_group=self._router.places.group_of(topic, partition),
+            broker_group=self._router.placement.group_of(topic, partition),
             how=None if origin is None else origin.how,
             readable_ms=found.time_ms,
             entry=None if origin is None else origin.index,
@@ -326,35 +326,35 @@ class MessageAdmin:
         ]
         answers = [result_of(future, self._timeout_s) for future in futures]
         found = {
-            group: GroupProgress(group, "stream", "passed" if place > offset else "ahead", place)
-            for places in answers
-            for group, place in places.items()
+            group: GroupProgress(group, "stream", "passed" if committed > offset else "ahead", committed)
+            for answer in answers
+            for group, committed in answer.items()
         }
         for group, failed in self._failed(topic, partition, offset, found).items():
             found[group] = GroupProgress(group, "stream", "retrying", offset, failed + 1)
         shared = self._share_states(topic, partition, offset, {group: {} for group in sorted(found)})
         retrying = [told.group for told in shared if told.state == "retrying" and told.group in found]
         if retrying:  # unless they have passed their retries, too
-            again = self._share_states(topic, partition, offset, self._retry_places(retrying))
+            again = self._share_states(topic, partition, offset, self._committed_in_retries(retrying))
             shared = [told for told in shared if told.group not in retrying]
             shared += [told for told in again if told.group in retrying]
         for told in shared:
             stream = found.get(told.group)
-            kind, place = ("share", None) if stream is None else ("stream", stream.place)
+            kind, committed = ("share", None) if stream is None else ("stream", stream.place)
             about = told.attempt, told.due_ms, told.reason, told.member, told.to, told.tx_id
-            found[told.group] = GroupProgress(told.group, kind, told.state, place, *about)
+            found[told.group] = GroupProgress(told.group, kind, told.state, committed, *about)
         return tuple(progress for _, progress in sorted(found.items()))
 
     def _share_states(
         self, topic: str, partition: int, offset: int, streams: Mapping[str, Mapping[int, int]]
     ) -> list[ShareProgress]:
-        gid = self._router.places.group_of(topic, partition)
-        place = topic, partition, offset
-        asked = self._router.leader_call(gid, "share_states", *place, streams, timeout_s=self._timeout_s)
+        gid = self._router.placement.group_of(topic, partition)
+        message = topic, partition, offset
+        asked = self._router.leader_call(gid, "share_states", *message, streams, timeout_s=self._timeout_s)
         told: list[ShareProgress] = result_of(asked, self._timeout_s)
         return told
 
-    def _retry_places(self, groups: Sequence[str]) -> dict[str, Mapping[int, int]]:
+    def _committed_in_retries(self, groups: Sequence[str]) -> dict[str, Mapping[int, int]]:
         """How far groups that read by offsets have come with their retries, by partition."""
         calls = {
             group: self._router.leader_call(
@@ -373,10 +373,14 @@ class MessageAdmin:
         self, topic: str, partition: int, offset: int, found: Mapping[str, GroupProgress]
     ) -> dict[str, int]:
         """The groups that wait at the message, since it has failed so often."""
-        place, groups = (topic, partition, offset), self._router.info.groups
+        message, groups = (topic, partition, offset), self._router.info.groups
         calls = {
             group: self._router.leader_call(
-                coordinator_group(group, groups), "failed_attempts", group, [place], timeout_s=self._timeout_s
+                coordinator_group(group, groups),
+                "failed_attempts",
+                group,
+                [message],
+                timeout_s=self._timeout_s,
             )
             for group, progress in found.items()
             if progress.place == offset
@@ -392,7 +396,7 @@ class MessageAdmin:
         if partition >= info.partitions:
             raise UnknownTopic(topic, partition, info.partitions)
         asked = self._router.leader_call(
-            self._router.places.group_of(topic, partition),
+            self._router.placement.group_of(topic, partition),
             "message_at",
             *(topic, partition, info.topic_id, offset, origin),
             timeout_s=self._timeout_s,

@@ -68,15 +68,15 @@ class ScheduledAdmin:
 
     def cancel(self, message: ScheduleId) -> bool:
         """See :meth:`Admin.cancel_scheduled`. The router knows where the topic's partitions are."""
-        places, wanted = self._router.places, Cancellation(message)
-        gid = places.group_of(message.topic, message.partition)
+        placement, wanted = self._router.placement, Cancellation(message)
+        gid = placement.group_of(message.topic, message.partition)
         for _ in range(TOPICS_MAX):
-            request, again = wanted.request(places.id_of(message.topic)), wanted.note_repeated
+            request, again = wanted.request(placement.id_of(message.topic)), wanted.note_repeated
             asked = self._router.leader_call(
                 gid, "submit", request, timeout_s=self._timeout_s, repeated=again
             )
             done = wanted.is_done(result_of(asked, self._timeout_s)[0])
             if not isinstance(done, OtherTopic):
                 return done
-            places.hear_id(message.topic, done.topic_id)
+            placement.hear_id(message.topic, done.topic_id)
         raise UnknownTopic(message.topic)

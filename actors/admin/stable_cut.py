@@ -112,12 +112,12 @@ def is_unmoved(settled: Mapping[int, GroupCut], last: Mapping[int, GroupCut]) ->
 
 def _ends(topics: Sequence[str], found: Mapping[int, GroupCut]) -> Cut:
     cut: Cut = {}
-    for place, topic in enumerate(topics):
-        ids = {answer.topics[place][0] for answer in found.values()}
+    for i, topic in enumerate(topics):
+        ids = {answer.topics[i][0] for answer in found.values()}
         if len(ids) > 1:
             raise TopicRecreated(topic)
         for answer in found.values():
-            flat = answer.topics[place][1]
+            flat = answer.topics[i][1]
             cut.update(((topic, flat[n]), flat[n + 1]) for n in range(0, len(flat), 2))
     return dict(sorted(cut.items()))
 

@@ -339,7 +339,7 @@ class PartitionTrim:
         return max(self.before - self.start, 0)
 
 
-class FoundPlaces:
+class TopicOffsets:
     """``Bounds`` and ``AtTime`` of a topic, from the leaders of its partitions. Raises UnknownTopic."""
 
     def __init__(self, offsets: OffsetReader, name: str, timeout_s: float) -> None:
@@ -356,10 +356,10 @@ class FoundPlaces:
         return [_known(found[self._name, p]) for p in partitions]
 
 
-def _known(place: P | UnknownTopic) -> P:
-    if isinstance(place, UnknownTopic):
-        raise place
-    return place
+def _known(found: P | UnknownTopic) -> P:
+    if isinstance(found, UnknownTopic):
+        raise found
+    return found
 
 
 def plan_trim(
@@ -383,19 +383,19 @@ def plan_trim(
         raise UnknownTopic(name, partition, partitions)
     if isinstance(before, int) and partition is None and partitions > 1:
         raise ConfigError(
-            f"an offset is a place in one partition, and {name!r} has {partitions}; name the partition"
+            f"an offset belongs to one partition, and {name!r} has {partitions}; name the partition"
         )
     wanted = range(partitions) if partition is None else [partition]
     if isinstance(before, datetime):
         moment = before if before.tzinfo else before.replace(tzinfo=UTC)
-        places = at_time(wanted, max(int(moment.timestamp() * 1000), 0))
+        offsets = at_time(wanted, max(int(moment.timestamp() * 1000), 0))
     else:
-        places = [before] * len(wanted)
+        offsets = [before] * len(wanted)
     plan = []
-    for number, place, (start, end) in zip(wanted, places, bounds(wanted), strict=True):
-        if not 0 <= place <= end:
-            raise OffsetOutOfRange(name, number, place, start, end)
-        plan.append(PartitionTrim(number, start, place, end, topic.topic_id))
+    for number, offset, (start, end) in zip(wanted, offsets, bounds(wanted), strict=True):
+        if not 0 <= offset <= end:
+            raise OffsetOutOfRange(name, number, offset, start, end)
+        plan.append(PartitionTrim(number, start, offset, end, topic.topic_id))
     return tuple(plan)
 
 

@@ -23,7 +23,7 @@ from escrowmq.replication.format.settings import GroupSettings
 from escrowmq.replication.model import OpenTransaction, TopicInfo, TransactionState
 
 # ------------------------------------------------------------------------------------------------------------
-# What operators are shown of share groups: settings, places, dead letters.
+# What operators are shown of share groups: settings, partitions, dead letters.
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class SharePartition:
 
 @dataclass(frozen=True, slots=True)
 class ShareDescription:
-    """What a group has beside members and offsets: its settings and, for a share group, its places.
+    """What a group has beside members and offsets: its settings and, for a share group, its partitions.
 
     ``leased``: messages that a consumer has. ``retrying``: messages that have failed and come again,
     ``retrying_later`` of them only when their pause has ended. (In a group that retries in order, these are
@@ -101,7 +101,7 @@ class ShareDescription:
 class DeadLetter:
     """A message with which a group has given up.
 
-    ``id``: its place among the group's dead letters, for ``redrive`` and ``drop_dead_letters``. ``origin``:
+    ``id``: names it among the group's dead letters, for ``redrive`` and ``drop_dead_letters``. ``origin``:
     the message that was sent (topic, partition, offset, timestamp); None: not told. ``attempts``: how often
     it was delivered. ``first_failed`` (None: not told) and ``died`` in ms since the epoch. ``reason``: of the
     last failure; ``by``: who reported it ("lease": nobody, its lease ran out again and again). ``headers``:
@@ -197,9 +197,9 @@ class ScheduledMessage:
 
 @dataclass(frozen=True, slots=True)
 class GroupPartition:
-    """A group's place in one partition. ``committed`` None: nothing is committed, so there is no lag.
+    """What a group has read of one partition. ``committed`` None: nothing is committed, so there is no lag.
 
-    ``attempts``: how often the message at the place has failed, in a group that retries in order: the
+    ``attempts``: how often the message at ``committed`` has failed, in a group that retries in order: the
     partition waits for it.
     """
 
@@ -214,7 +214,7 @@ class GroupPartition:
 
 @dataclass(frozen=True, slots=True)
 class GroupDescription:
-    """A consumer group: its live members and its place in each partition."""
+    """A consumer group: its live members and its offset in each partition."""
 
     group: str
     coordinator: int
@@ -231,7 +231,7 @@ class GroupDescription:
 
     @property
     def committed(self) -> dict[tuple[str, int], int]:
-        """Its places in partitions where it has one."""
+        """Its offsets in partitions where it has one."""
         return {(p.topic, p.partition): p.committed for p in self.partitions if p.committed is not None}
 
     @property
@@ -437,10 +437,10 @@ class FoundMessages:
 class GroupProgress:
     """What a consumer group has done with a message.
 
-    ``kind`` "stream": ``state`` is "passed" (its committed place lies behind the message) or "ahead" (it has
+    ``kind`` "stream": ``state`` is "passed" (its committed offset lies behind the message) or "ahead" (it has
     not come to it, or has not committed since); ``place``: the next offset that it reads from this partition.
     ``kind`` "share": "waiting" (not finished, and no consumer has it), "leased" (consumer ``member`` has it,
-    until ``due_ms`` unless it extends its lease), "done" (also of a message from before the place at which
+    until ``due_ms`` unless it extends its lease), "done" (also of a message from before the offset at which
     the group began, and of one that failed in a group with ``dead_letters="drop"``), or "finished" (done,
     retrying or dead; there was not enough time to see which: ask again).
 

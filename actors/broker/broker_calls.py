@@ -20,7 +20,7 @@ from escrowmq.replication.calling.answers import (
     FetchEnds,
     Leadership,
     MembersReport,
-    Place,
+    PartitionRanges,
     Reply,
 )
 from escrowmq.replication.calling.finding_answers import FoundRows
@@ -244,26 +244,30 @@ class BrokerCalls:
         return status, [(*row[:5], out_of_band(row[5]), *row[6:]) for row in rows], *rest
 
     @concurrency("control")
-    def share_extend(self, group: str, member: str, places: Sequence[Place], lease_s: float) -> Reply:
-        return self._led(lambda parts: parts.sharing.extend(group, member, places, lease_s))
+    def share_extend(
+        self, group: str, member: str, ranges: Sequence[PartitionRanges], lease_s: float
+    ) -> Reply:
+        return self._led(lambda parts: parts.sharing.extend(group, member, ranges, lease_s))
 
     @concurrency("control")
-    def share_release(self, group: str, member: str, places: Sequence[Place], call: int = -1) -> Reply:
-        return self._led(lambda parts: parts.sharing.release(group, member, places, call))
+    def share_release(
+        self, group: str, member: str, ranges: Sequence[PartitionRanges], call: int = -1
+    ) -> Reply:
+        return self._led(lambda parts: parts.sharing.release(group, member, ranges, call))
 
     # -------------------------------------------------------------- single messages
 
     @concurrency("control")
     def find(
         self,
-        place: tuple[str, int, int],
+        source: tuple[str, int, int],
         what: tuple[int, bytes, str],
         start: int,
         until: int,
         limit: int,
         wait_s: float,
     ) -> FoundRows:
-        return self._running().messages.find(place, what, start, until, limit, wait_s)
+        return self._running().messages.find(source, what, start, until, limit, wait_s)
 
     @concurrency("control")
     def message_at(self, topic: str, partition: int, topic_id: int, offset: int, origin: bool) -> Reply:
@@ -333,8 +337,8 @@ class BrokerCalls:
         return self._led(lambda parts: parts.reads.committed(group, topics))
 
     @concurrency("control")
-    def failed_attempts(self, group: str, places: Sequence[tuple[str, int, int]]) -> Reply:
-        return self._led(lambda parts: parts.reads.attempts(group, places))
+    def failed_attempts(self, group: str, messages: Sequence[tuple[str, int, int]]) -> Reply:
+        return self._led(lambda parts: parts.reads.attempts(group, messages))
 
     @concurrency("control")
     def held_places(self, group: str, topics: Sequence[str]) -> Reply:
@@ -433,8 +437,8 @@ class BrokerCalls:
         return self._led(lambda parts: parts.groups.commit(*asked))
 
     @concurrency("settle")
-    def group_delete(self, group: str, places: Mapping[str, Mapping[int, int]]) -> Reply:
-        return self._led(lambda parts: parts.groups.delete(group, places))
+    def group_delete(self, group: str, seen: Mapping[str, Mapping[int, int]]) -> Reply:
+        return self._led(lambda parts: parts.groups.delete(group, seen))
 
     @concurrency("control")
     def group_list(self) -> Reply:

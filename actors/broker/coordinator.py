@@ -7,7 +7,7 @@ with the generation it was told, that it has released the partition (or its sess
 the new reader get it. So two *live* members never read one partition in the same term, and a member may
 commit until it releases. A topic that was deleted and created again is a different topic: its readers
 release the partitions without committing, and then get those of the new topic, in which the group has no
-place yet. Members are told the ids of their topics and repeat them in their claims, so that a new leader can
+offset yet. Members are told the ids of their topics and repeat them in their claims, so that a new leader can
 tell the topics apart, too. After the deletion of a group, claims and commits from before it are void.
 
 Pure: takes ``now`` (seconds of any monotonic clock), starts no thread, and must never hold state that a
@@ -174,7 +174,7 @@ class _MemberState:
     current: frozenset[TopicPartition] = frozenset()
     granted: frozenset[TopicPartition] = frozenset()
     #: Partitions that it was first given in an earlier topic of that name. Until the member has confirmed
-    #: them again, its place may be one in the earlier topic.
+    #: them again, its offset may be one in the earlier topic.
     anew: frozenset[TopicPartition] = frozenset()
 
     @property
@@ -281,7 +281,7 @@ class GroupCoordinator:
             for tp in claims:
                 state.last_given.setdefault(tp, Given(member, self._which(tp[0]), generation))
         elif renewed := self._renewed(state, known) | known.anew:
-            # Whatever it claims, its places there may be in an earlier topic: give them again under a later
+            # Whatever it claims, its offsets there may be in an earlier topic: give them again under a later
             # generation.
             claims -= renewed
             known.current, known.granted = known.current - renewed, known.granted - renewed
@@ -300,7 +300,7 @@ class GroupCoordinator:
         return GroupJoined(assignment, known.granted & claims, base, known.held & claims)
 
     def begin(self, group: str) -> None:
-        """Notes that a group unknown to the replicated state gets its first places in this term, before any
+        """Notes that a group unknown to the replicated state gets its first offsets in this term, before any
         member joins. They do not make it an older group, whose members would have to claim partitions."""
         if group not in self._groups and (len(self._groups) < GROUPS_MAX or self._forget_empty()):
             self._groups[group] = _Group(older=False)
@@ -366,7 +366,7 @@ class GroupCoordinator:
 
     @staticmethod
     def _offered(member: _MemberState) -> frozenset[TopicPartition]:
-        """Partitions that the member was given, and has not taken over. If it read them once, its places are
+        """Partitions that the member was given, and has not taken over. If it read them once, its offsets are
         from before it lost them: others may have read on, or the group was deleted."""
         return member.granted - member.current
 
@@ -381,7 +381,7 @@ class GroupCoordinator:
         return tuple(sorted(state.members))
 
     def awaits_members(self, group: str, now: float) -> bool:
-        """Whether members of an earlier leader may be about to join this one, if the group has places: an
+        """Whether members of an earlier leader may be about to join this one, if the group has offsets: an
         empty list of members means little as long as they may. Term 1 has no earlier leader."""
         state = self._groups.get(group)
         if state is not None:

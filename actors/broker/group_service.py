@@ -4,7 +4,7 @@ Answers the Broker actor's ``group_*`` and ``commit_offsets`` calls: ``("ok", th
 at the leader, and ``("not_leader", leader, term)`` elsewhere, like all calls for leaders. Membership is
 decided in memory; offsets go through the log like every other operation. A commit is checked and queued for
 the log under one lock, so that commits of a partition are in the log in the order in which their members held
-it: a delayed one is refused, and never sets the group's place back behind its new reader.
+it: a delayed one is refused, and never sets the group's offset back behind its new reader.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Self, TypeVar
 
 from escrowmq.actors.broker.coordinator import GroupCoordinator, id_of
 from escrowmq.actors.client.consumer_groups import (
-    FIRST_PLACES,
+    FIRST_OFFSETS,
     GROUP_NAME_BYTES_MAX,
     GroupCallRefused,
     GroupLives,
@@ -38,7 +38,7 @@ from escrowmq.replication.host.running_replica import RunningReplica
 from escrowmq.replication.model import NO_ID, ResultCode
 
 # ------------------------------------------------------------------------------------------------------------
-# Commits of places that are on their way to the log, so that nobody reads a place that is about to move.
+# Commits that are on their way to the log, so that nobody reads an offset that is about to change.
 
 
 @dataclass(slots=True, eq=False)
@@ -47,14 +47,15 @@ class _Unknown:
     not be in the log yet."""
 
     group: str
-    places: Sequence[TopicPartition]
+    partitions: Sequence[TopicPartition]
     until: int | None = None
 
 
-class PlacesUnderWay:
-    """Places that are queued for the log in this term, and perhaps not applied yet. One whose outcome is not
-    known stays here until everything is applied that the log held later, when no request waited to be
-    written; or until the term ends, since the next leader has applied everything before its term."""
+class CommitsUnderWay:
+    """Partitions with a commit that is queued for the log in this term, and perhaps not applied yet. One
+    whose outcome is not known stays here until everything is applied that the log held later, when no
+    request waited to be written; or until the term ends, since the next leader has applied everything
+    before its term."""
 
     def __init__(self) -> None:
         self.term = 0
@@ -68,18 +69,18 @@ class PlacesUnderWay:
             self._queued.clear()
             self.unknown.clear()
 
-    def add(self, group: str, places: Iterable[TopicPartition]) -> None:
-        self._queued.setdefault(group, Counter()).update(places)
+    def add(self, group: str, partitions: Iterable[TopicPartition]) -> None:
+        self._queued.setdefault(group, Counter()).update(partitions)
 
-    def ended(self, term: int, group: str, places: Sequence[TopicPartition], *, known: bool) -> None:
+    def ended(self, term: int, group: str, partitions: Sequence[TopicPartition], *, known: bool) -> None:
         """``known``: they are applied, or certainly not done. Those of an earlier term are already
         forgotten."""
         if term != self.term:
             return
         if known:
-            self._discard(group, places)
+            self._discard(group, partitions)
         else:
-            self.unknown.append(_Unknown(group, places))
+            self.unknown.append(_Unknown(group, partitions))
 
     def look(self, noted: Sequence[_Unknown], log_end: int | None, applied: int) -> None:
         """See ``GroupService``. ``log_end`` and ``applied`` were read after these were noted."""
@@ -91,27 +92,27 @@ class PlacesUnderWay:
                 one.until = log_end
             if one.until is not None and applied >= one.until:
                 kept.discard(one)
-                self._discard(one.group, one.places)
+                self._discard(one.group, one.partitions)
         self.unknown = [one for one in self.unknown if one in kept]
 
-    def _discard(self, group: str, places: Iterable[TopicPartition]) -> None:
+    def _discard(self, group: str, partitions: Iterable[TopicPartition]) -> None:
         queued = self._queued.get(group)
         if queued is None:
             return
-        for place in places:
-            if queued[place] <= 1:
-                del queued[place]
+        for tp in partitions:
+            if queued[tp] <= 1:
+                del queued[tp]
             else:
-                queued[place] -= 1
+                queued[tp] -= 1
         if not queued:
             del self._queued[group]
 
     def has_any(self, group: str) -> bool:
         return group in self._queued
 
-    def has(self, group: str, places: Iterable[TopicPartition]) -> bool:
+    def has(self, group: str, partitions: Iterable[TopicPartition]) -> bool:
         queued = self._queued.get(group)
-        return queued is not None and any(place in queued for place in places)
+        return queued is not None and any(tp in queued for tp in partitions)
 
 
 TOPICS_MAX = 10_000
@@ -161,7 +162,7 @@ class GroupService:
         self._lock = threading.Lock()
         self._which, self._led_since = which, led_since
         self._coordinator = GroupCoordinator(which, last_void)
-        self._under_way = PlacesUnderWay()
+        self._under_way = CommitsUnderWay()
         self._log_end, self._applied, self._settings = log_end, applied, settings
         self._has_failed = has_failed
 
@@ -244,13 +245,13 @@ class GroupService:
     ) -> Reply:
         """``("ok", None)`` once replicated; ``("ok", MembershipStale | TopicMissing | TopicIsOther |
         GroupCallRefused)``; any other status as submit. ``ids``: those of the topics that are meant.
-        ``attempts``: topic -> partition -> how often the message at its place has failed; a topic in it names
+        ``attempts``: topic -> partition -> how often the message at the offset failed; a topic in it names
         each of its partitions in ``offsets``."""
         if (refused := _ids_problem(ids) or _attempts_problem(attempts, offsets)) is not None:
             return "ok", GroupCallRefused(refused)
         if (shared := self._shared(group)) is not None:
             return shared
-        if member == "" and generation == FIRST_PLACES:
+        if member == "" and generation == FIRST_OFFSETS:
             return self._commit_first(group, offsets, ids or {})
         wanted = _pairs(offsets)
 
@@ -284,7 +285,7 @@ class GroupService:
     def _commit_first(
         self, group: str, offsets: Mapping[str, Mapping[int, int]], ids: Mapping[str, int]
     ) -> Reply:
-        """Commits places only where the group has none. Its places are those that were applied and those on
+        """Commits offsets only where the group has none. Its offsets are those that were applied and those on
         their way to the log; as long as one of these is on its way, the caller must try again."""
         self._look_after_unknown()
         known = self._committed(group)
@@ -320,9 +321,9 @@ class GroupService:
 
         return self._log(group, left, check)
 
-    def delete(self, group: str, places: Mapping[str, Mapping[int, int]]) -> Reply:
+    def delete(self, group: str, seen: Mapping[str, Mapping[int, int]]) -> Reply:
         """``("ok", None)`` once it is deleted, or if it did not exist; ``("ok", GroupLives | PlacesMoved |
-        GroupCallRefused)``; any other status as submit. ``places``: all that the caller has seen, so that a
+        GroupCallRefused)``; any other status as submit. ``seen``: all that the caller has seen, so that a
         deletion that arrives late does nothing to a group that is in use again."""
         if (refused := _group_problem(group)) is not None:
             return "ok", GroupCallRefused(refused)
@@ -331,12 +332,12 @@ class GroupService:
             led = self._led(lambda coordinator, now: coordinator.newest_generation)
             if led[0] != "ok":
                 return led
-            answer = self._delete(group, places, led[1])
+            answer = self._delete(group, seen, led[1])
             if answer != AGAIN:
                 return answer
         return AGAIN
 
-    def _delete(self, group: str, places: Mapping[str, Mapping[int, int]], generation: int) -> Reply:
+    def _delete(self, group: str, seen: Mapping[str, Mapping[int, int]], generation: int) -> Reply:
         queued = False
 
         def check(queue: Callable[[], None]) -> Reply | None:
@@ -345,7 +346,7 @@ class GroupService:
                     return False
                 if members := coordinator.members(group, now):
                     return GroupLives(members)
-                if (known := self._committed(group)) and known != places:
+                if (known := self._committed(group)) and known != seen:
                     return PlacesMoved()
                 if known and coordinator.awaits_members(group, now):
                     return False
@@ -372,7 +373,7 @@ class GroupService:
 
     def _other(self, topics: Iterable[str], ids: Mapping[str, int]) -> TopicIsOther | None:
         """The first of these topics whose id differs from ``ids``. A topic that changes later is noticed when
-        the places are written."""
+        the offsets are written."""
         for topic in topics:
             if ids.get(topic, NO_ID) != NO_ID and ids[topic] != id_of(self._which(topic)):
                 return TopicIsOther(topic)
@@ -387,7 +388,7 @@ class GroupService:
     ) -> Reply:
         topics = list(offsets)
         request = b"".join(
-            _places(group, topic, offsets[topic], attempts[topic])
+            _with_attempts(group, topic, offsets[topic], attempts[topic])
             if topic in attempts
             else ops.group_offsets(group, topic, offsets[topic])
             for topic in topics
@@ -436,11 +437,11 @@ class GroupService:
 
         def snapshot(coordinator: GroupCoordinator, now: float) -> GroupSnapshot:
             coordinator.expire(now)
-            places = {t: dict(by) for t, by in offsets.items()}
+            committed = {t: dict(by) for t, by in offsets.items()}
             newest = coordinator.newest_generation
             settings = self._settings(group)
             told = {} if settings is None else settings.values()
-            return GroupSnapshot(coordinator.describe(group, now), places, newest, told)
+            return GroupSnapshot(coordinator.describe(group, now), committed, newest, told)
 
         return self._led(snapshot)
 
@@ -473,16 +474,16 @@ class GroupService:
             return "ok", do(self._coordinator, now)
 
 
-def _held(place: Sequence[Any]) -> GroupCallRefused:
-    """Of a result that says which place an open transaction holds."""
-    return GroupCallRefused("an open transaction holds a place", held=(place[1], place[2]))
+def _held(held: Sequence[Any]) -> GroupCallRefused:
+    """Of a result that says which partition's offset an open transaction holds."""
+    return GroupCallRefused("an open transaction holds an offset", held=(held[1], held[2]))
 
 
 def _pairs(offsets: Mapping[str, Mapping[int, int]]) -> list[TopicPartition]:
     return [(topic, partition) for topic, by in offsets.items() for partition in by]
 
 
-def _places(group: str, topic: str, offsets: Mapping[int, int], attempts: Mapping[int, int]) -> bytes:
+def _with_attempts(group: str, topic: str, offsets: Mapping[int, int], attempts: Mapping[int, int]) -> bytes:
     flat = [n for partition, offset in offsets.items() for n in (partition, offset, attempts[partition])]
     return share_ops.places(group, topic, flat)
 

@@ -24,7 +24,7 @@ from escrowmq.replication.format import timer_ops
 from escrowmq.replication.model import ResultCode
 
 # ------------------------------------------------------------------------------------------------------------
-# The id of a delayed message, by which it can be cancelled: its place among all that wait, as text.
+# The id of a delayed message, by which it can be cancelled: which one it is of all that wait, as text.
 #
 # ``topic/partition/time/owner/ordinal/check``. The first five name the message; a client knows them without
 # asking. The check is over them and the cluster's id, so an id that was mistyped, or comes from another

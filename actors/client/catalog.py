@@ -55,7 +55,7 @@ class TopicCatalog:
     ) -> None:
         self._router, self._timeout_s, self._clock = router, timeout_s, clock
         self._topics: dict[str, _Heard] = {}
-        router.places.describe(self)
+        router.placement.describe(self)
         self._lock = threading.Lock()
         self._questions, self._counted_from = 0, clock()
         self._asking: list[Waiting] = []  # callers that wait for the answer under way
@@ -166,7 +166,9 @@ class TopicCatalog:
             found = {topic.name: _Heard(topic) for topic in answer}
         except (TypeError, AttributeError):
             return Unavailable(f"asked for topics, a broker answered {answer!r:.200}", NO_SENSE_S)
-        self._router.places.hear(answer)  # first: a caller that finds a topic known asks for its place next
+        self._router.placement.hear(
+            answer
+        )  # first: a caller that finds a topic known asks for its group next
         self._topics.update(found)
         for name in names:
             if name not in found:
@@ -178,5 +180,5 @@ class TopicCatalog:
         self._topics.pop(topic, None)
 
     def forget_all(self) -> None:
-        """See :class:`~escrowmq.actors.client.topic_places.Describes`."""
+        """See :class:`~escrowmq.actors.client.topic_placement.Describes`."""
         self._topics.clear()

@@ -18,7 +18,7 @@ from escrowmq.actors.client.channel import GroupChannel, Request
 from escrowmq.actors.client.config import ChannelConfig
 from escrowmq.actors.client.failures import Failure, FailureKind
 from escrowmq.actors.client.replica_calls import ReplicaCalls
-from escrowmq.actors.client.topic_places import TopicPlaces
+from escrowmq.actors.client.topic_placement import TopicPlacement
 from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.actors.client.wakeup import Wakeup
 
@@ -55,7 +55,7 @@ class ClientLoop:
     ) -> None:
         """``rng``: jitter only, no outcome depends on it."""
         self.info, self.clock = info, clock
-        self.places = TopicPlaces(info.groups)
+        self.placement = TopicPlacement(info.groups)
         self._calls = calls
         self.channels = [
             GroupChannel(info.replicas, config, partial(self._start_call, gid), rng)

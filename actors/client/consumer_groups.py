@@ -20,9 +20,9 @@ TopicPartition: TypeAlias = tuple[str, int]
 #: Maximum length of a group's name: it is part of every offset commit.
 GROUP_NAME_BYTES_MAX = 255
 
-#: Stands for a generation, with ``""`` for the member, in a commit of *first* places, which changes no place
+#: Stands for a generation, with ``""`` for the member, in a commit of *first* offsets, which changes none
 #: that the group has.
-FIRST_PLACES = -1
+FIRST_OFFSETS = -1
 
 
 def coordinator_group(group: str, groups: int) -> int:
@@ -105,7 +105,7 @@ class GroupLives(Carried, frozen=True):
 
 
 class PlacesMoved(Carried, frozen=True):
-    """A group was not deleted, because its places are not those that the caller has seen."""
+    """A group was not deleted, because its offsets are not those that the caller has seen."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What a transaction is told about the places of a consumer group that it moves: the work behind it.
+"""What a transaction is told about the offsets of a consumer group that it commits: the work behind it.
 
 A consumer makes one of what its ``poll`` has returned; an application that reads otherwise, of offsets.
 """
@@ -13,7 +13,7 @@ from escrowmq.actors.client.call_arguments import group_problem
 from escrowmq.actors.client.consumer_groups import TopicPartition, coordinator_group
 from escrowmq.replication.errors import InvalidMessage, UnknownTopic
 from escrowmq.replication.format.ops import NONE_YET, pre_offsets
-from escrowmq.replication.limits import NUMBER_MAX, PLACES_MAX
+from escrowmq.replication.limits import MOVED_OFFSETS_MAX, NUMBER_MAX
 
 #: Where the work began, and where it ends: the group's committed offset (``NONE_YET``: it has none), and the
 #: next one.
@@ -26,7 +26,7 @@ class GroupWork:
     partition. ``ended`` hears, once, whether the transaction was committed."""
 
     group: str
-    places: Mapping[TopicPartition, Span]
+    spans: Mapping[TopicPartition, Span]
     ids: Mapping[str, int]
     check: Callable[[], None] = lambda: None
     ended: Callable[[bool], None] = lambda committed: None
@@ -34,18 +34,18 @@ class GroupWork:
     def frames(self) -> tuple[bytes, ...]:
         """Its PRE_OFFSETS: one for each topic."""
         by_topic: dict[str, dict[int, Span]] = {}
-        for (topic, partition), span in sorted(self.places.items()):
+        for (topic, partition), span in sorted(self.spans.items()):
             by_topic.setdefault(topic, {})[partition] = span
         return tuple(pre_offsets(self.group, topic, by, self.ids[topic]) for topic, by in by_topic.items())
 
     def gid(self, groups: int) -> int:
-        """The broker group whose log has these places."""
+        """The broker group whose log has these offsets."""
         return coordinator_group(self.group, groups)
 
     @property
     def topic(self) -> str:
         """One that was read."""
-        return min(topic for topic, _ in self.places)
+        return min(topic for topic, _ in self.spans)
 
 
 class Reader(Protocol):
@@ -74,31 +74,31 @@ def work_of(
 
 def _given_work(
     group: object,
-    places: object,
+    spans: object,
     id_of: Callable[[str], int],
     partitions: Callable[[str], int],
 ) -> GroupWork:
     if (problem := group_problem(group)) is not None:
         raise InvalidMessage(problem)
-    if not isinstance(places, Mapping) or not 0 < len(places) <= PLACES_MAX:
-        raise InvalidMessage(f"offsets are a dict of 1 to {PLACES_MAX} (topic, partition): (from, to)")
-    for place, span in places.items():
-        _check(place, span)
-        topic, partition = place
+    if not isinstance(spans, Mapping) or not 0 < len(spans) <= MOVED_OFFSETS_MAX:
+        raise InvalidMessage(f"offsets are a dict of 1 to {MOVED_OFFSETS_MAX} (topic, partition): (from, to)")
+    for tp, span in spans.items():
+        _check(tp, span)
+        topic, partition = tp
         if partition >= (count := partitions(topic)):
             raise UnknownTopic(topic, partition, count)
-    return GroupWork(str(group), dict(places), {topic: id_of(topic) for topic, _ in places})
+    return GroupWork(str(group), dict(spans), {topic: id_of(topic) for topic, _ in spans})
 
 
-def _check(place: object, span: object) -> None:
+def _check(tp: object, span: object) -> None:
     numbers: tuple[object, ...] = ()
-    if isinstance(place, tuple) and isinstance(span, tuple) and len(place) == len(span) == 2:
-        numbers = place[1], *span
-    if not numbers or type(place[0]) is not str or not all(type(n) is int for n in numbers):  # type: ignore[index]
-        raise InvalidMessage(f"offsets are (topic, partition): (from, to), not {place!r}: {span!r}")
+    if isinstance(tp, tuple) and isinstance(span, tuple) and len(tp) == len(span) == 2:
+        numbers = tp[1], *span
+    if not numbers or type(tp[0]) is not str or not all(type(n) is int for n in numbers):  # type: ignore[index]
+        raise InvalidMessage(f"offsets are (topic, partition): (from, to), not {tp!r}: {span!r}")
     partition, begin, end = numbers
     if not (partition >= 0 and NONE_YET <= begin <= end <= NUMBER_MAX and end >= 0):  # type: ignore[operator]
         raise InvalidMessage(
-            f"{place!r}: {begin} to {end} goes backwards, or is no offset; the first one is what the group "
+            f"{tp!r}: {begin} to {end} goes backwards, or is no offset; the first one is what the group "
             f"has committed, {NONE_YET} if nothing"
         )

@@ -138,7 +138,7 @@ def send_settling(
     group: str,
     gid: int,
     request: bytes,
-    place: tuple[str, int, int],
+    message: tuple[str, int, int],
     timeout_s: float,
     pause: Callable[[float], None],
 ) -> None:
@@ -157,19 +157,19 @@ def send_settling(
             code, info = outcome(info[0][1:])
         if code in (ResultCode.OK, ResultCode.DUPLICATE):
             return
-        if code == ResultCode.UNKNOWN_TOPIC and info and info[0] != place[0]:
+        if code == ResultCode.UNKNOWN_TOPIC and info and info[0] != message[0]:
             create_internal_topic(submit, router.info.groups, info[0])
         elif code != ResultCode.RETRY:
-            raise why_not(group, place, code, info)
+            raise why_not(group, message, code, info)
         if router.clock() >= deadline:
             raise Unavailable("a nack does not get into the log: the broker is busy with others", 1.0)
         pause(AGAIN.pause_s(attempts))
         attempts += 1
 
 
-def why_not(group: str, place: tuple[str, int, int], code: int, info: Any) -> EscrowMQError:
-    """The error for a message that a group could not settle. ``place``: topic, partition, offset."""
-    topic, partition, offset = place
+def why_not(group: str, message: tuple[str, int, int], code: int, info: Any) -> EscrowMQError:
+    """The error for a message that a group could not settle. ``message``: topic, partition, offset."""
+    topic, partition, offset = message
     if code == ResultCode.LEASE_LOST:
         return LeaseLost(topic, partition, offset)
     if code in (ResultCode.UNKNOWN_TOPIC, ResultCode.BAD_PARTITION, ResultCode.OTHER_TOPIC):

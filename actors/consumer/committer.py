@@ -5,7 +5,7 @@ again, stating what it reads. It repeats the commit only if the coordinator conf
 given those partitions in between; otherwise the commit is a zombie's, and the application gets StaleMember,
 as it does if the consumer has joined again on its own, and lost them before.
 
-A commit must not arrive late either, after a newer one, and move the group's place back. So a consumer makes
+A commit must not arrive late either, after a newer one, and move the group's offset back. So a consumer makes
 its commits one after the other. And if a call was sent again without an answer to the first sending, that
 copy may still be on its way: the consumer then joins again before its next commit, since the coordinator
 refuses what comes under an old generation.
@@ -69,7 +69,7 @@ class Committer:
         offsets: Mapping[TopicPartition, int] | None,
         attempts: Mapping[TopicPartition, int] | None = None,
     ) -> None:
-        """See :meth:`Consumer.commit`. ``attempts``: how often the messages at these places have failed, for
+        """See :meth:`Consumer.commit`. ``attempts``: how often the messages at these offsets have failed, for
         all of them or for none."""
         deadline = self._router.clock() + self._timeout_s
         if not self._turn.acquire(timeout=min(self._timeout_s, threading.TIMEOUT_MAX)):
@@ -133,7 +133,7 @@ class Committer:
         return wanted
 
     def _check_ends(self, wanted: Mapping[PartitionState, int], deadline: float) -> None:
-        """Refuses a place beyond a partition's end, which would make the group skip what comes next. A
+        """Refuses an offset beyond a partition's end, which would make the group skip what comes next. A
         consumer that commits what it has read stays below the end that its last fetch reported; for anything
         else the leader is asked."""
         beyond = {state.tp: offset for state, offset in wanted.items() if offset > state.log_end}

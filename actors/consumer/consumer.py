@@ -138,7 +138,7 @@ class Consumer(Closing):
         """Reads these topics from now on (instead of any others), sharing their partitions with the group.
 
         Returns before partitions are assigned; ``poll`` takes them over. With auto_offset_reset "latest", the
-        ends are committed where the group has no place yet, so messages sent after this returns are
+        ends are committed where the group has no offset yet, so messages sent after this returns are
         delivered. Without any topic, or with a pattern that matches none, it reads nothing, and leaves the
         group at the next ``poll``. Raises UnknownTopic; Unavailable if no leader answers for
         ``call_timeout_s``.
@@ -258,19 +258,19 @@ class Consumer(Closing):
     # ------------------------------------------------------------ committing
 
     def commit(self, offsets: Mapping[TopicPartition, int] | None = None) -> None:
-        """Makes the group's place durable: everything ``poll`` has returned, or ``offsets`` as given.
+        """Makes the group's offset durable: everything ``poll`` has returned, or ``offsets`` as given.
 
         ``offsets``: (topic, partition) -> *next* offset to read. Without it, stops before records that
         wait after ``nack``. In a group that reads in order, nacks of records up to which this moves the
-        place are durable with it, and it raises what prevents a dead letter. Raises OffsetOutOfRange for a
-        place beyond the partition's end; MemberFenced; StaleMember if a partition has moved to another member
+        offset are durable with it, and it raises what prevents a dead letter. Raises OffsetOutOfRange for a
+        one beyond the partition's end; MemberFenced; StaleMember if a partition has moved to another member
         (uncommitted records are delivered again there); OutcomeUnknown if no answer came in time: committing
         again is safe.
         """
         self.core.commit(offsets)
 
     def group_work(self) -> GroupWork:
-        """What ``poll`` has returned since the group's place was last moved, up to the lowest nacked record.
+        """What ``poll`` has returned since the group's offset was last moved, up to the lowest nacked record.
         ``Transaction.send_offsets`` calls this."""
         return group_work(self.core)
 
@@ -291,7 +291,7 @@ class Consumer(Closing):
         Order "ordered": from now on ``poll`` returns nothing of the partition, and after the pause this
         record and all behind it again; behind a dead letter it goes on at once. So leave out what you have
         in hand of the partition behind it; a nack of that does nothing. It counts together with what lies
-        before the record: at once if the group's place is there, else when ``commit``, or a transaction
+        before the record: at once if the group's offset is there, else when ``commit``, or a transaction
         with ``send_offsets``, has moved it there. So commit after it: if the partition moves before, or if
         the transaction is rolled back, the nack was none. Raises StaleMember if the partition has moved,
         Unavailable or OutcomeUnknown: then the record comes again after five seconds, and its next reader

@@ -173,7 +173,7 @@ class ConsumerCore:
         wait_s = self.config.call_timeout_s
         self.retries = made = retries_of(retry.order, self, member, self._subscribing, self.committer, wait_s)
         if isinstance(made, OrderedRetries):
-            self.membership_thread.on_places = made.found
+            self.membership_thread.on_offsets = made.found
         self.taking.with_past = made.with_past
         made.begin()
 
@@ -229,17 +229,17 @@ class ConsumerCore:
             count = catalog.partitions(topic)
             if partition >= count:
                 raise UnknownTopic(topic, partition, count)
-            wanted[topic, partition] = self.router.places.group_of(topic, partition)
-        places: dict[TopicPartition, int] = {}
+            wanted[topic, partition] = self.router.placement.group_of(topic, partition)
+        found: dict[TopicPartition, int] = {}
         if self.config.auto_offset_reset == "latest":
             with self.condition:
                 fresh = [tp for tp in wanted if self.positions.get(tp) is None]
-            places = self._subscribing.places_now(fresh)
+            found = self._subscribing.positions_now(fresh)
         with self.condition:
-            ids = {topic: self.router.places.id_of(topic) for topic, _ in pairs}
+            ids = {topic: self.router.placement.id_of(topic) for topic, _ in pairs}
             for tp in self.positions.assign(wanted, self.positions.assigned(), ids, by_name=True):
                 self.redelivery.drop(tp)
-            for tp, offset in places.items():
+            for tp, offset in found.items():
                 if (state := self.positions.get(tp)) is not None:
                     self.positions.resolve(tp, state.epoch, offset)
         self.fetch.wake()
@@ -311,7 +311,7 @@ class ConsumerCore:
         return take_over.next(caller)
 
     def _assigned_now(self, partitions: frozenset[TopicPartition], kept: frozenset[TopicPartition]) -> None:
-        wanted = {tp: self.router.places.group_of(*tp) for tp in partitions}
+        wanted = {tp: self.router.placement.group_of(*tp) for tp in partitions}
         assert self.membership is not None
         before = {state.tp: state for state in self.positions.states()}
         for tp in self.positions.assign(wanted, kept, self.membership.ids):

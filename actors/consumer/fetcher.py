@@ -112,9 +112,9 @@ log = logging.getLogger(__name__)
 PARTITIONS_PER_CALL_MAX = 256
 #: Calls that were given up but whose answers may still be used.
 GIVEN_UP_MAX = 64
-#: Calls at a replica that are not counted though they are under way: they keep places for parked calls busy.
+#: Calls at a replica that are not counted though they are under way: they keep slots for parked calls busy.
 ABANDONED_MAX = 16
-#: From half as many on, calls park for this long at most: places change faster than calls end.
+#: From half as many on, calls park for this long at most: slots change faster than calls end.
 BRIEF_WAIT_S = 0.1
 #: For requests without an end: above every offset.
 NO_END = 1 << 62
@@ -260,7 +260,7 @@ class Fetches:
             self._silences = 0
         self._choice.answered(call.gid, call.rid)
         self._counted.fetched(sum(len(part[6]) for part in answer), now - call.sent, now)
-        # Empty, and without waiting: this replica has no place for another call that waits. With news in it,
+        # Empty, and without waiting: this replica has no slot for another call that waits. With news in it,
         # the answer came when it should, and partitions without any need no pause.
         waited = now - call.sent >= call.wait_s / 2
         early = not waited and not any(runs for _, _, _, _, _, runs, _ in answer)

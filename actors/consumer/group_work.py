@@ -1,15 +1,15 @@
-"""What a consumer has read, as work of a transaction that moves the group's places itself.
+"""What a consumer has read, as work of a transaction that commits the group's offsets itself.
 
-Each partition's work began at the group's place, as it was when this consumer took the partition over or
-moved it last. If the transaction does not commit, whatever the reason, the consumer goes back to the group's
-place, which it looks up once nobody holds it any more: so the same records are polled again, unless somebody
+Each partition's work began at the group's committed offset when this consumer took the partition over or
+moved it last. If the transaction does not commit, whatever the reason, the consumer goes back to that
+offset, which it looks up once nobody holds it any more: so the same records are polled again, unless somebody
 else has done the work.
 
 One rule for offsets and nacks: the work ends, in each partition, before the first record that was nacked. So
 a nack is a part of the transaction (ordered_retries.py): it counts once the transaction is committed, and is
 taken back with the rest. It may come until the PREPARE is made. That needs a group in which all that is
-behind such a record comes again, one that reads in order. In other groups others overtake the record, and a
-place cannot say so: in a group with ``order="concurrent"`` a nacked record leaves the partition at once,
+behind such a record comes again, one that reads in order. In other groups others overtake the record, and an
+offset cannot say so: in a group with ``order="concurrent"`` a nacked record leaves the partition at once,
 whatever becomes of the transaction, and without ``retry`` only this consumer knows of it.
 """
 
@@ -27,12 +27,12 @@ _LOST = "partitions were lost since they were read; poll again"
 
 
 def group_work(core: ConsumerCore) -> GroupWork:
-    """What ``poll`` has returned since the group's place was last moved, up to the lowest nacked record.
+    """What ``poll`` has returned since the group's offset was last moved, up to the lowest nacked record.
 
     Raises ConfigError without a group and with ``order="concurrent"``, StaleMember if a partition was lost
-    since it was read, InvalidMessage if the consumer was moved back behind the group's place or keeps records
-    that were nacked, and what looking up a place raises; then the consumer goes back, except where it was
-    moved. Blocks only if a place must be looked up.
+    since it was read, InvalidMessage if the consumer was moved back behind that offset or keeps records
+    that were nacked, and what looking up an offset raises; then the consumer goes back, except where it was
+    moved. Blocks only if an offset must be looked up.
     """
     core.check_open()
     member = core.membership
@@ -47,7 +47,7 @@ def group_work(core: ConsumerCore) -> GroupWork:
         with core.condition:
             _check_nothing_lost(core)
             _check_nothing_waits(core)
-        _look_up_places(core)
+        _look_up_committed(core)
     except BaseException:
         go_back(core)
         raise
@@ -69,9 +69,9 @@ def group_work(core: ConsumerCore) -> GroupWork:
             _check_nothing_waits(core)
             for state, (begin, end) in list(work.items()):
                 if state.nacked_at is not None and state.nacked_at < end:
-                    work[state] = places[state.tp] = begin, state.nacked_at
+                    work[state] = spans[state.tp] = begin, state.nacked_at
                     if not state.has_work_before(state.nacked_at):
-                        del work[state], places[state.tp]
+                        del work[state], spans[state.tp]
                         continue
                 state.done = state.held = work[state][1]
 
@@ -87,8 +87,8 @@ def group_work(core: ConsumerCore) -> GroupWork:
         if not committed:
             core.membership_thread.wake()
 
-    places: dict[TopicPartition, Span] = {state.tp: span for state, span in work.items()}
-    return GroupWork(member.group, places, ids, check, ended)
+    spans: dict[TopicPartition, Span] = {state.tp: span for state, span in work.items()}
+    return GroupWork(member.group, spans, ids, check, ended)
 
 
 def _check_nothing_lost(core: ConsumerCore) -> None:
@@ -119,8 +119,8 @@ def go_back(core: ConsumerCore) -> None:
 
 
 def _go_back(core: ConsumerCore, state: PartitionState) -> None:
-    """To the group's place. What lies before that was done, perhaps by a transaction of unknown outcome."""
-    state.place, state.done = None, EVERYTHING
+    """To the group's offset. What lies before that was done, perhaps by a transaction of unknown outcome."""
+    state.group_offset, state.done = None, EVERYTHING
     state.look_up("committed")
     core.redelivery.drop(state.tp)
 
@@ -133,7 +133,11 @@ def _spans(core: ConsumerCore) -> dict[PartitionState, Span]:
         return {state: span for state in states if (span := _span(core, state)) is not None}
     except InvalidMessage:
         for state in states:
-            if state.position is not None and state.place is not None and state.position > state.place:
+            if (
+                state.position is not None
+                and state.group_offset is not None
+                and state.position > state.group_offset
+            ):
                 _go_back(core, state)
         core.membership_thread.wake()
         raise
@@ -141,35 +145,35 @@ def _spans(core: ConsumerCore) -> dict[PartitionState, Span]:
 
 def _span(core: ConsumerCore, state: PartitionState) -> Span | None:
     """Where a partition's work began and ends; None: there is none."""
-    if state.position is None or state.place is None:
+    if state.position is None or state.group_offset is None:
         return None
     floor = core.redelivery.floor(state.tp)
     end = state.position if floor is None else min(floor, state.position)
-    if end < state.place:
+    if end < state.group_offset:
         raise InvalidMessage(
-            f"{state.topic}/{state.partition} was moved back to {end}, and its group is at {state.place}; a "
-            "transaction moves a group forwards only: use admin.reset_group"
+            f"{state.topic}/{state.partition} was moved back to {end}, its group is at {state.group_offset}; "
+            "a transaction moves a group forwards only: use admin.reset_group"
         )
-    return None if end == state.place else (state.place, end)
+    return None if end == state.group_offset else (state.group_offset, end)
 
 
 def _id_of(core: ConsumerCore, topic: str) -> int:
     """The id of the topic that was read."""
     assert core.membership is not None
     told = core.membership.ids
-    return told[topic] if topic in told else core.router.places.id_of(topic)
+    return told[topic] if topic in told else core.router.placement.id_of(topic)
 
 
-def _look_up_places(core: ConsumerCore) -> None:
-    """Of partitions that the application has moved before the group's place was known."""
+def _look_up_committed(core: ConsumerCore) -> None:
+    """Of partitions that the application has moved before the group's offset was known."""
     with core.condition:
         moved = [state for state in core.positions.states() if state.position is not None]
-        unknown = [state for state in moved if state.place is None]
+        unknown = [state for state in moved if state.group_offset is None]
     if not unknown:
         return
     assert core.group is not None
     found = core.offsets.committed(core.group, {state.topic for state in unknown}, core.config.call_timeout_s)
     with core.condition:
         for state in unknown:
-            if state.place is None:
-                state.place = found.get(state.tp, NONE_YET)
+            if state.group_offset is None:
+                state.group_offset = found.get(state.tp, NONE_YET)

@@ -126,7 +126,7 @@ class Membership:
 
     @property
     def static(self) -> bool:
-        """Whether it is a static member, whose place is kept for a session when it leaves."""
+        """Whether it is a static member, whose partitions are kept for a session when it leaves."""
         return instance_of(self.member) is not None
 
     def check_not_fenced(self) -> None:
@@ -212,12 +212,12 @@ class MembershipThread:
         self.failure: Exception | None = None
         #: Topics of the subscription that no longer exist.
         self.gone: frozenset[str] = frozenset()
-        #: Called with the committed places of partitions before anything of these is fetched.
-        self.on_places: Callable[[Sequence[tuple[str, int, int]]], None] | None = None
+        #: Called with the offsets at which partitions begin before anything of these is fetched.
+        self.on_offsets: Callable[[Sequence[tuple[str, int, int]]], None] | None = None
         self._missed: frozenset[str] = frozenset()
         self._next_look = float("-inf")
-        #: An open transaction holds the group's place somewhere.
-        self._waits_for_places = False
+        #: An open transaction holds the group's offset somewhere.
+        self._waits_for_offsets = False
         self._worker = background.worker(self._step, "escrowmq-membership", blocks=True)
         self._worker.start()
 
@@ -228,7 +228,7 @@ class MembershipThread:
         self._worker.wakeup.set()
 
     def close(self) -> None:
-        """Stops the thread and leaves the group. A static member's place is kept for the next member of its
+        """Stops the thread and leaves the group. A static member's partitions are kept for the next of its
         instance until its session expires."""
         self._closing = True
         self._worker.wakeup.set()
@@ -280,7 +280,7 @@ class MembershipThread:
             raise type(late)(*late.args)
         if self._membership is None:
             return 1.0
-        longest_s = PENDING_RETRY_S if self._waits_for_places else 1.0
+        longest_s = PENDING_RETRY_S if self._waits_for_offsets else 1.0
         return max(min(self._next_heartbeat - self._clock(), longest_s), 0.001)
 
     # ------------------------------------------------------------ membership
@@ -419,20 +419,20 @@ class MembershipThread:
             lookups = [Lookup(s.tp, s.epoch, s.goal, s.suspect, s.topic_id) for s in unresolved]
         group = None if self._membership is None else self._membership.group
         committed: dict[TopicPartition, int] | None = None
-        self._waits_for_places = False
+        self._waits_for_offsets = False
         if group is not None and (topics := {look.tp[0] for look in lookups if look.goal == "committed"}):
-            committed, held = self._offsets.places(group, topics, CALL_S)
+            committed, held = self._offsets.committed_and_held(group, topics, CALL_S)
             # Whoever holds them has done the work, or will not have done it: known when that is settled.
             free = [look for look in lookups if look.goal != "committed" or look.tp not in held]
-            self._waits_for_places, lookups = len(free) < len(lookups), free
+            self._waits_for_offsets, lookups = len(free) < len(lookups), free
         if not lookups:
             return None
         found = self._offsets.resolve(lookups, group, self._config.auto_offset_reset, CALL_S, committed)
-        if self.on_places is not None:
+        if self.on_offsets is not None:
             pairs = zip(lookups, found, strict=True)
-            self.on_places([(*look.tp, place) for look, place in pairs if isinstance(place, int)])
+            self.on_offsets([(*look.tp, offset) for look, offset in pairs if isinstance(offset, int)])
         late: EscrowMQError | None = None
-        at_end = self._config.auto_offset_reset == "latest"  # then the end is committed as the group's place
+        at_end = self._config.auto_offset_reset == "latest"  # then the end is committed as the group's offset
         with self._condition:
             for look, offset in zip(lookups, found, strict=True):
                 if isinstance(offset, Passing):
@@ -440,11 +440,11 @@ class MembershipThread:
                 elif isinstance(offset, EscrowMQError):
                     self._positions.refuse(look.tp, look.epoch, offset)
                 else:
-                    gid = self._router.places.group_of(*look.tp)
-                    place = None
+                    gid = self._router.placement.group_of(*look.tp)
+                    group_offset = None
                     if committed is not None and look.goal == "committed":
-                        place = committed.get(look.tp, offset if at_end else NONE_YET)
-                    self._positions.resolve(look.tp, look.epoch, offset, gid, place)
+                        group_offset = committed.get(look.tp, offset if at_end else NONE_YET)
+                    self._positions.resolve(look.tp, look.epoch, offset, gid, group_offset)
             self._condition.notify_all()
         self._on_positions()
         return late

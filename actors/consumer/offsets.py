@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from escrowmq.actors.client.catalog import NAMES_MAX
 from escrowmq.actors.client.consumer_groups import (
-    FIRST_PLACES,
+    FIRST_OFFSETS,
     GroupCallRefused,
     MembershipStale,
     TopicIsOther,
@@ -81,13 +81,13 @@ class OffsetReader:
     ) -> list[int | UnknownTopic | Passing]:
         """As ``offsets``, with the error of a broker group in place of the offsets that it did not give."""
         found: list[int | UnknownTopic | Passing] = [UnknownTopic(topic) for topic, _, _ in requests]
-        places = self._router.places
-        self.hear(places.unheard(topic for topic, _, _ in requests), timeout_s)
+        placement = self._router.placement
+        self.hear(placement.unheard(topic for topic, _, _ in requests), timeout_s)
         asked = self._ask(requests, range(len(requests)), found, timeout_s, ids)
         missing = [i for i in asked if isinstance(found[i], UnknownTopic)]
         if missing and self._router.info.groups > 1:  # perhaps created again, in other broker groups
             self.hear({requests[i][0] for i in missing}, timeout_s)
-            moved = [i for i in missing if places.group_of(*requests[i][:2]) != asked[i]]
+            moved = [i for i in missing if placement.group_of(*requests[i][:2]) != asked[i]]
             self._ask(requests, moved, found, timeout_s, ids)
         return found
 
@@ -98,7 +98,7 @@ class OffsetReader:
         names = sorted(topics) if len(topics) <= NAMES_MAX else True
         call = self._router.leader_call(0, "topics", names, timeout_s=timeout_s)
         infos: Sequence[TopicInfo] = result_of(call, timeout_s)
-        self._router.places.hear(infos)
+        self._router.placement.hear(infos)
         wanted = frozenset(topics)
         return [info for info in infos if info.name in wanted]
 
@@ -113,34 +113,34 @@ class OffsetReader:
         """Sends these requests to their broker groups, as far as those are known, and stores the results in
         ``found``. Returns the group asked for each request."""
         by_group: dict[int, list[int]] = {}
-        unheard = self._router.places.unheard(requests[i][0] for i in which)
+        unheard = self._router.placement.unheard(requests[i][0] for i in which)
         for i in which:
             topic, partition, _ = requests[i]
             if topic not in unheard:
-                by_group.setdefault(self._router.places.group_of(topic, partition), []).append(i)
+                by_group.setdefault(self._router.placement.group_of(topic, partition), []).append(i)
         futures = {
             gid: self._router.leader_call(
-                gid, "offsets", [requests[i] for i in places], True, timeout_s=timeout_s
+                gid, "offsets", [requests[i] for i in indexes], True, timeout_s=timeout_s
             )
-            for gid, places in by_group.items()
+            for gid, indexes in by_group.items()
         }
-        for gid, places in by_group.items():
+        for gid, indexes in by_group.items():
             try:
                 answer: FoundOffsets = result_of(futures[gid], timeout_s)
             except (Unavailable, Overloaded) as error:
-                for i in places:
+                for i in indexes:
                     found[i] = error
                 continue
-            told = zip(places, answer.codes, answer.offsets, answer.ids, strict=True)
+            told = zip(indexes, answer.codes, answer.offsets, answer.ids, strict=True)
             for i, code, offset, theirs_id in told:
                 topic, partition, _ = requests[i]
-                meant = max(ids.get(topic, NO_ID), self._router.places.id_of(topic))
+                meant = max(ids.get(topic, NO_ID), self._router.placement.id_of(topic))
                 if NO_ID < theirs_id < meant:
                     text = f"group {gid} has an earlier topic {topic!r} than the one meant"
                     found[i] = Unavailable(text, 0.1)
                 else:
                     found[i] = offset if code == ResultCode.OK else _unknown(topic, partition, code)
-        return {i: gid for gid, places in by_group.items() for i in places}
+        return {i: gid for gid, indexes in by_group.items() for i in indexes}
 
     def bounds(
         self, partitions: Iterable[TopicPartition], timeout_s: float, ids: Mapping[str, int] = NO_IDS
@@ -178,10 +178,10 @@ class OffsetReader:
         )
         return {(topic, p): offset for topic, by in answer.items() for p, offset in by.items()}
 
-    def places(
+    def committed_and_held(
         self, group: str, topics: Iterable[str], timeout_s: float
     ) -> tuple[dict[TopicPartition, int], frozenset[TopicPartition]]:
-        """As ``committed``, and the partitions whose place an open transaction will move, or leave."""
+        """As ``committed``, and the partitions whose offset an open transaction will move, or leave."""
         names = sorted(set(topics))
         gid = coordinator_group(group, self._router.info.groups)
         found: HeldPlaces = result_of(
@@ -201,8 +201,8 @@ class OffsetReader:
         """The position for each look-up, or the error that ``poll`` must raise for it. One of ``Passing``: it
         is to be tried again, since a broker group that is away must not hold up partitions of others.
 
-        Where a ``group`` without a place starts at the end, the end is committed as its place. ``committed``:
-        its places, if the caller has asked for them.
+        Where a ``group`` without a committed offset starts at the end, the end is committed. ``committed``:
+        its offsets, if the caller has asked for them.
         """
         if committed is None:
             committed = {}
@@ -231,18 +231,18 @@ class OffsetReader:
         return [standing.get(look.tp, offset) for look, offset in zip(lookups, chosen, strict=True)]
 
     def begin(self, group: str, at_end: Mapping[TopicPartition, bool], timeout_s: float) -> frozenset[str]:
-        """Commits the ends of these partitions, or else their starts, as the group's places where it has
-        none. Returns the topics that may lack places afterwards, because a broker group does not know them
+        """Commits the ends of these partitions, or else their starts, as the group's offsets where it has
+        none. Returns the topics that may lack offsets afterwards, because a broker group does not know them
         yet, or no longer: try these again."""
-        places: dict[TopicPartition, int] = {}
+        first: dict[TopicPartition, int] = {}
         late: set[str] = set()
         for tp, found in self.bounds(at_end, timeout_s).items():
             if isinstance(found, UnknownTopic):
                 late.add(tp[0])
             else:
-                places[tp] = found[at_end[tp]]
-        while places := {tp: place for tp, place in places.items() if tp[0] not in late}:
-            answer = self._send_first(group, places, timeout_s)
+                first[tp] = found[at_end[tp]]
+        while first := {tp: offset for tp, offset in first.items() if tp[0] not in late}:
+            answer = self._send_first(group, first, timeout_s)
             if not isinstance(answer, TopicMissing | TopicIsOther):
                 break
             late.add(answer.topic)  # one such topic must not hold up the others
@@ -265,10 +265,10 @@ class OffsetReader:
     def _commit_first(
         self, group: str, ends: Mapping[TopicPartition, int], timeout_s: float
     ) -> dict[TopicPartition, int]:
-        """Commits the ends as the group's places where it has none; returns the places it then has.
+        """Commits the ends as the group's offsets where it has none; returns the offsets it then has.
 
-        A place known only to this consumer would be lost with it, and so would all messages until the next
-        consumer of the group finds a place.
+        An offset known only to this consumer would be lost with it, and so would all messages until the next
+        consumer of the group finds one.
         """
         answer = self._send_first(group, ends, timeout_s)
         if isinstance(answer, TopicIsOther):  # these ends are another topic's
@@ -279,22 +279,22 @@ class OffsetReader:
     def _send_first(
         self, group: str, ends: Mapping[TopicPartition, int], timeout_s: float
     ) -> MembershipStale | TopicMissing | TopicIsOther | None:
-        """Asks the group's coordinator to commit first places; returns its answer."""
+        """Asks the group's coordinator to commit first offsets; returns its answer."""
         by_topic: dict[str, dict[int, int]] = {}
         for (topic, partition), offset in ends.items():
             by_topic.setdefault(topic, {})[partition] = offset
         gid = coordinator_group(group, self._router.info.groups)
-        known = {topic: self._router.places.id_of(topic) for topic in by_topic}
+        known = {topic: self._router.placement.id_of(topic) for topic in by_topic}
         ids = {topic: topic_id for topic, topic_id in known.items() if topic_id != NO_ID}
-        arguments = group, "", FIRST_PLACES, by_topic, ids
+        arguments = group, "", FIRST_OFFSETS, by_topic, ids
         try:
             answer: MembershipStale | TopicMissing | TopicIsOther | GroupCallRefused | None = result_of(
                 self._router.leader_call(gid, "commit_offsets", *arguments, timeout_s=timeout_s), timeout_s
             )
         except OutcomeUnknown as error:
-            raise Unavailable(f"the first places of group {group!r} may not be committed", 1.0) from error
+            raise Unavailable(f"the first offsets of group {group!r} may not be committed", 1.0) from error
         if isinstance(answer, GroupCallRefused):
-            refused = InvalidMessage(f"the first places of group {group!r} were refused: {answer.reason}")
+            refused = InvalidMessage(f"the first offsets of group {group!r} were refused: {answer.reason}")
             raise answer.error(group, refused)
         return answer
 

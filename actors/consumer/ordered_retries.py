@@ -1,14 +1,14 @@
 """Failures of a consumer whose partitions wait: ``order="ordered"``.
 
 ``nack`` suspends the partition: reading goes back to the message, and ``poll`` returns nothing of the
-partition until the pause is over. How often the message has failed is committed with the group's place
+partition until the pause is over. How often the message has failed is committed with the group's offset
 (PLACES), so whoever reads the partition next goes on counting. After the last attempt the message becomes a
-dead letter, and reading goes on behind it. Its copy is in another log than the group's place, so the member
-first commits the place before the message: one that has lost the partition gets StaleMember, and no copy.
+dead letter, and reading goes on behind it. Its copy is in another log than the group's offset, so the member
+first commits the offset before the message: one that has lost the partition gets StaleMember, and no copy.
 
-A place has one number of attempts, that of the message which is next there. A nack never moves the place:
+An offset has one number of attempts, that of the message there. A nack never moves the group's offset:
 what lies before the message may be in a transaction that is not committed yet, and may never be. So the nack
-counts together with what lies before: at once if the place is there already, else when ``commit`` or a
+counts together with what lies before: at once if the offset is there already, else when ``commit`` or a
 transaction has moved it there. If that never happens, the nack was none. While a handler is run for one
 record after the other (running.py), what lies before was handled, and the nack commits it.
 """
@@ -68,18 +68,18 @@ class OrderedRetries(Retries):
         super().__init__(reader, member, subscribing, timeout_s)
         self._committer = committer
         self._turn = threading.Lock()
-        #: What counts only once the place of its partition is there.
+        #: What counts only once the group's offset in its partition is there.
         self._waiting: dict[TopicPartition, _Failure] = {}
 
-    def found(self, places: Sequence[tuple[str, int, int]]) -> None:
-        """Asks how often the messages at these places (topic, partition, offset) have failed, before any of
+    def found(self, messages: Sequence[tuple[str, int, int]]) -> None:
+        """Asks how often the messages at these offsets (topic, partition, offset) have failed, before any of
         them is returned. Raises Unavailable."""
         reader, group = self._reader, self._member.group
         gid = coordinator_group(group, reader.router.info.groups)
-        asked = reader.router.leader_call(gid, "failed_attempts", group, places, timeout_s=self._timeout_s)
+        asked = reader.router.leader_call(gid, "failed_attempts", group, messages, timeout_s=self._timeout_s)
         counts: Sequence[int] = result_of(asked, self._timeout_s)
         with reader.condition:
-            for (topic, partition, offset), count in zip(places, counts, strict=True):
+            for (topic, partition, offset), count in zip(messages, counts, strict=True):
                 state = reader.positions.get((topic, partition))
                 if state is not None:
                     state.failed = Failed(offset, count)

@@ -81,11 +81,11 @@ class PartitionState:
     #: The lowest offset that was nacked since a transaction took this work (None: none).
     nacked_at: int | None = None
     #: What lies before ``done`` and was returned is not to be done again: a committed transaction has it, or
-    #: it was returned before this consumer took the partition over, or went back to the group's place. What
+    #: it was returned before this consumer took the partition over, or went back to the group's offset. What
     #: lies before ``held`` is in an open transaction (0: there is none).
     done: int = EVERYTHING
     held: int = 0
-    #: Where reading began, if the group had no place yet.
+    #: Where reading began, if the group had no offset yet.
     began: int = 0
     #: Why a handler could not work when it was called last, though nothing is wrong with the message; see
     #: ``run``. "": it could.
@@ -96,9 +96,9 @@ class PartitionState:
     suspect: int = 0
     #: What the group has committed, as far as this consumer knows.
     committed: int | None = None
-    #: The group's place when its work here began, for a transaction that moves it (-1: it had none; None: not
-    #: known); see group_work.py.
-    place: int | None = None
+    #: The group's committed offset when its work here began, for a transaction that moves it (-1: it had
+    #: none; None: not known); see group_work.py.
+    group_offset: int | None = None
     in_flight: int | None = None
     not_before: float = 0.0
     #: Number of useless answers in a row, or of empty ones that came without waiting.
@@ -141,20 +141,26 @@ class PartitionState:
         self.goal, self.suspect, self.resume_at = goal, suspect, 0.0
 
     def moved_to(self, offset: int) -> None:
-        """The group's place is there now. A message that lies before it was done: if the application goes
+        """The group's offset is there now. A message that lies before it was done: if the application goes
         back to it, it begins at its first attempt."""
-        self.committed = self.place = offset
+        self.committed = self.group_offset = offset
         if offset > self.failed.offset:
             self.failed = NEVER_FAILED
 
     def has_work_before(self, offset: int) -> bool:
-        """Whether the group's place does not say yet that what lies before was done."""
-        return self.place is None or offset > (self.began if self.place < 0 else self.place)
+        """Whether the group's offset does not say yet that what lies before was done."""
+        return self.group_offset is None or offset > (
+            self.began if self.group_offset < 0 else self.group_offset
+        )
 
     @property
     def has_work(self) -> bool:
-        """Whether something was returned that the group's place does not say was done."""
-        return self.position is not None and self.place is not None and self.has_work_before(self.position)
+        """Whether something was returned that the group's offset does not say was done."""
+        return (
+            self.position is not None
+            and self.group_offset is not None
+            and self.has_work_before(self.position)
+        )
 
     def back_off(self, now: float) -> None:
         """Delays the next fetch, each time for longer."""
@@ -249,14 +255,19 @@ class Positions:
         return [state for state in self._states.values() if state.position is None and state.error is None]
 
     def resolve(
-        self, tp: TopicPartition, epoch: int, offset: int, gid: int | None = None, place: int | None = None
+        self,
+        tp: TopicPartition,
+        epoch: int,
+        offset: int,
+        gid: int | None = None,
+        group_offset: int | None = None,
     ) -> None:
         """Sets the looked-up position, unless the application sought elsewhere meanwhile. ``gid``: the broker
-        group that was asked, if it may have changed. ``place``: that of the group, if it was looked up."""
+        group that was asked, if it may have changed. ``group_offset``: the group's, if looked up."""
         state = self._states.get(tp)
         if state is not None and state.epoch == epoch and state.position is None:
             state.gid = state.gid if gid is None else gid
-            state.place = state.place if place is None else place
+            state.group_offset = state.group_offset if group_offset is None else group_offset
             state.began = offset
             state.restart(offset)
 
@@ -374,7 +385,7 @@ class Positions:
                     state.turn += 1
                     if count:
                         break
-                    if isinstance(error, DamagedValue):  # it names the place
+                    if isinstance(error, DamagedValue):  # it names the offset
                         raise
                     raise CorruptLog(f"{tp[0]}/{tp[1]} at offset {state.position}: {error}") from error
                 except EscrowMQError:

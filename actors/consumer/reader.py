@@ -216,7 +216,7 @@ class PartitionReader(Closing):
         clock: Callable[[], float] = time.monotonic,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
-        """``group``: the broker group that hosts the partition (``TopicPlaces``), if there are several.
+        """``group``: the broker group that hosts the partition (``TopicPlacement``), if there are several.
         ``topic_id``: the topic to read; ``NO_ID``: any of that name."""
         if group is None and info.groups > 1:
             raise ConfigError(f"which of the {info.groups} broker groups hosts {topic}/{partition}?")

@@ -70,7 +70,7 @@ class Replies(Closing):
         return [_reply(record) for record in self.consumer.poll(max_records, timeout_s)]
 
     def commit(self) -> None:
-        """Makes the place durable: all replies that ``poll`` has returned are handled."""
+        """Makes the offsets durable: all replies that ``poll`` has returned are handled."""
         self.consumer.commit()
 
     def __iter__(self) -> Iterator[Reply]:

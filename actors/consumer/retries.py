@@ -121,8 +121,8 @@ class Retries:
         make_internal_topics(router, submit, group, wait_s)
         # Whatever failed before a member read its retries must not be skipped by "latest".
         own = retry_topic(group)
-        places = {(own, partition): False for partition in range(groups)}
-        if self._reader.offsets.begin(group, places, wait_s):
+        partitions = {(own, partition): False for partition in range(groups)}
+        if self._reader.offsets.begin(group, partitions, wait_s):
             raise Unavailable(f"a broker group has not created topic {own!r} yet", 1.0)
         self._member.own_topics = (own,)
 
@@ -155,17 +155,17 @@ class Retries:
     def unreadable(self, error: NotDeserializable | DamagedValue) -> None:
         """Nacks a message that ``poll`` cannot return, and passes over it."""
         reason = reason_text(f"{type(error).__name__}: {error.reason}")
-        place = ConsumerRecord(error.topic, error.partition, error.offset, 0, None, b"", {}, None)
+        record = ConsumerRecord(error.topic, error.partition, error.offset, 0, None, b"", {}, None)
         with self._reader.condition:
             state = self._reader.assigned(error.topic, error.partition)
             if state.position != error.offset:
                 return  # the application has sought elsewhere
             state.restart(error.offset + 1)
         try:
-            self._failed(place, BY_TABLE, reason, BY_CLIENT)
+            self._failed(record, BY_TABLE, reason, BY_CLIENT)
         except BaseException:
             with self._reader.condition:
-                self._reader.redelivery.discard(place)  # ``poll`` comes to the message itself again
+                self._reader.redelivery.discard(record)  # ``poll`` comes to the message itself again
                 state.restart(error.offset)
             raise
 
@@ -180,7 +180,7 @@ class Retries:
         reader, topic = self._reader, state.topic
         topic_id = self._member.ids.get(topic, NO_ID)
         if topic_id == NO_ID:
-            topic_id = reader.router.places.id_of(topic)
+            topic_id = reader.router.placement.id_of(topic)
         request = nack(
             self._member.group,
             topic,
@@ -194,9 +194,9 @@ class Retries:
             stream=True,
             attempt=attempt,
         )
-        place = topic, state.partition, offset
+        message = topic, state.partition, offset
         group = self._member.group
-        send_settling(reader.router, group, state.gid, request, place, self._timeout_s, self._pause)
+        send_settling(reader.router, group, state.gid, request, message, self._timeout_s, self._pause)
 
     def _pause(self, seconds: float) -> None:
         wait_out(self._reader.condition, self._reader.clock, seconds)

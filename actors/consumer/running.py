@@ -141,8 +141,8 @@ class _Run:
 
     def failed(self, record: ConsumerRecord, failure: BaseException) -> None:
         """The handler raised."""
-        place = record.topic, record.partition, record.offset
-        log.info("the handler failed at %s/%d, offset %d", *place, exc_info=failure)
+        message = record.topic, record.partition, record.offset
+        log.info("the handler failed at %s/%d, offset %d", *message, exc_info=failure)
         if self._retries.last is record:  # the handler has nacked it itself
             return
         if self._concerns(failure):
@@ -154,11 +154,11 @@ class _Run:
         except Closed:
             raise
         except Overloaded as error:  # too many wait here: this one is read again
-            log.warning("%s/%d, offset %d, could not be nacked: %s", *place, error)
+            log.warning("%s/%d, offset %d, could not be nacked: %s", *message, error)
             with contextlib.suppress(StaleMember):
                 go_back_to(self.core, record)
         except EscrowMQError as error:  # it comes again, here or at the partition's next reader
-            log.warning("%s/%d, offset %d, could not be nacked: %s", *place, error)
+            log.warning("%s/%d, offset %d, could not be nacked: %s", *message, error)
             if isinstance(error, InvalidMessage) and read_again(self.core, record):
                 put_off(self.core, record, AGAIN_S, reason_of(error))
 
@@ -195,13 +195,13 @@ class _Run:
         return moves or full or not records
 
     def commit(self) -> None:
-        """Makes the place durable, or says why not: the next commit covers it."""
+        """Makes the offsets durable, or says why not: the next commit covers it."""
         try:
             self.core.commit(None)
         except (Closed, MemberFenced):
             raise
         except EscrowMQError as error:
-            log.warning("the place of group %s could not be committed: %s", self.core.group, error)
+            log.warning("the offsets of group %s could not be committed: %s", self.core.group, error)
         self._handled, self._committed_at = 0, self.core.clock()
 
 

@@ -1,7 +1,7 @@
 """Starting to read: the calls to brokers before a subscription is in force, and while it follows a pattern.
 
-With "latest", a place is determined and committed before ``subscribe`` returns, so that nothing sent
-afterwards is skipped. A topic that a pattern finds later was created after that, so its first place is its
+With "latest", an offset is determined and committed before ``subscribe`` returns, so that nothing sent
+afterwards is skipped. A topic that a pattern finds later was created after that, so its first offset is its
 beginning, whichever member of the group finds it first. Blocking calls, each bounded; knows nothing of
 threads or of callers that wait.
 """
@@ -76,7 +76,7 @@ class Subscribing:
         self.catalog = TopicCatalog(router, timeout_s, clock=router.clock)
 
     def topics(self, topics: Sequence[str]) -> tuple[str, ...]:
-        """Returns these topics, each once, after committing first places where needed. Raises UnknownTopic,
+        """Returns these topics, each once, after committing first offsets where needed. Raises UnknownTopic,
         Unavailable."""
         wanted = tuple(dict.fromkeys(topics))
         for topic in wanted:
@@ -86,7 +86,7 @@ class Subscribing:
             if self.catalog.known(topic) is None:
                 raise UnknownTopic(topic)
         if self._reset == "latest":
-            self.places_now([(t, p) for t in wanted for p in range(self.catalog.partitions(t))])
+            self.positions_now([(t, p) for t in wanted for p in range(self.catalog.partitions(t))])
         return wanted
 
     def pattern(self, pattern: TopicPattern) -> None:
@@ -96,12 +96,12 @@ class Subscribing:
         pattern.learn(answer)
         found = self._offsets.hear(pattern.topics, self._timeout_s)
         if self._group is not None and self._reset == "latest":
-            pattern.learn(answer, self._first_places(self._group, found))
+            pattern.learn(answer, self._commit_first_offsets(self._group, found))
         else:
             pattern.learn(answer, self._offsets.incomplete(found, self._timeout_s))
 
-    def _first_places(self, group: str, found: Sequence[TopicInfo]) -> frozenset[str]:
-        """Commits the group's first places in the topics that a pattern has found. If it has places in some
+    def _commit_first_offsets(self, group: str, found: Sequence[TopicInfo]) -> frozenset[str]:
+        """Commits the group's first offsets in the topics that a pattern has found. If it has offsets in some
         of them, it began earlier, and its members have not found the others yet: these begin at their start.
         Returns the topics that a broker group has not created yet."""
         if not found:
@@ -118,7 +118,7 @@ class Subscribing:
         return self._offsets.begin(group, at_end, self._timeout_s) if at_end else frozenset()
 
     def follow(self, pattern: TopicPattern, timeout_s: float) -> bool:
-        """Looks for changes since the last answer. Returns whether the topics have changed; the first places
+        """Looks for changes since the last answer. Returns whether the topics have changed; the first offsets
         of new ones are then committed. A new topic that a broker group has not created yet is tried again
         next time: reading it now would fail there, and with "latest" begin at its end."""
         before = pattern.topics
@@ -135,20 +135,20 @@ class Subscribing:
         pattern.learn(answer, late)  # only now, so that new ones are new again if anything above has failed
         return pattern.topics != before
 
-    def places_now(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
-        """Where reading starts with "latest": the group's places (committed now if it had none), or the ends
+    def positions_now(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
+        """Where reading starts with "latest": the group's offsets (committed now if it had none), or the ends
         without a group. Known before the caller continues, so that messages sent afterwards are delivered,
         whichever member reads them."""
         lookups = [Lookup(tp, 0, "committed", 0) for tp in partitions]
         if not lookups:
             return {}
         found = self._offsets.resolve(lookups, self._group, "latest", self._timeout_s)
-        places: dict[TopicPartition, int] = {}
+        positions: dict[TopicPartition, int] = {}
         for tp, offset in zip(partitions, found, strict=True):
             if isinstance(offset, EscrowMQError):
                 raise offset
-            places[tp] = offset
-        return places
+            positions[tp] = offset
+        return positions
 
     def _names(self, pattern: TopicPattern, timeout_s: float) -> TopicNames:
         asked = self._router.leader_call(0, "topic_names", *pattern.known, timeout_s=timeout_s)

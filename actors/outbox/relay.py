@@ -167,9 +167,9 @@ class OutboxRelay:
             self._look_for_shards()
             count = min(self._count, THREADS_MAX)
             self._wakes = [threading.Event() for _ in range(count)]
-            for place in range(count):
+            for worker in range(count):
                 thread = threading.Thread(
-                    target=self._run, args=(place,), name=f"escrowmq-outbox-{place}", daemon=True
+                    target=self._run, args=(worker,), name=f"escrowmq-outbox-{worker}", daemon=True
                 )
                 self._threads.append(thread)
             watching = threading.Thread(target=self._watch, name="escrowmq-outbox-watch", daemon=True)
@@ -309,27 +309,27 @@ class OutboxRelay:
                     self._database.doze(lease)
                     self._look.set()  # what was committed since the look
 
-    def _run(self, place: int) -> None:
-        wake = self._wakes[place]
+    def _run(self, worker: int) -> None:
+        wake = self._wakes[worker]
         while not self._ended.is_set():
-            if not self._round(place):
-                wake.wait(self._rest_s(place))
+            if not self._round(worker):
+                wake.wait(self._rest_s(worker))
                 wake.clear()
 
-    def _rest_s(self, place: int) -> float:
+    def _rest_s(self, worker: int) -> float:
         """Until one of this thread's shards is due by itself."""
         now, rest = time.monotonic(), self._renew_s
-        for number in range(place, self._count, len(self._threads)):
+        for number in range(worker, self._count, len(self._threads)):
             shard = self._shard(number)
             at = max(shard.not_before, now if shard.due else shard.renew_at)
             if shard.due or shard.relay.lease is not None:
                 rest = min(rest, at - now)
         return max(rest, PAUSE_MIN_S)
 
-    def _round(self, place: int) -> bool:
+    def _round(self, worker: int) -> bool:
         """A step of each shard of this thread that is due; whether there may be more at once."""
         more = False
-        for number in range(place, self._count, len(self._threads)):
+        for number in range(worker, self._count, len(self._threads)):
             if self._ended.is_set():
                 return False
             shard = self._shard(number)

@@ -30,8 +30,8 @@ def partition_of(producer: Producer, message: Message, turn: int) -> int:
     """
     core = producer._core
     later: list[Later] = []
-    placed, _ = core.encoder.place([message], f"{turn}", later)
-    return placed[0][1] if placed else later[0].partition
+    encoded, _ = core.encoder.encode([message], f"{turn}", later)
+    return encoded[0][1] if encoded else later[0].partition
 
 
 #: For the broker's answer to a batch: less than a lease of a shard lasts.
@@ -84,7 +84,7 @@ class BrokerShipping:
         """The number of the last batch that the broker has. Fences the shard's relay, if there is one."""
         return self._claim(shard).last_number
 
-    def place(self, shard: int, message: Message, turn: int) -> int | str:
+    def partition_of(self, shard: int, message: Message, turn: int) -> int | str:
         """See ``Shipping``."""
         try:
             return partition_of(self._producers[shard], message, turn)

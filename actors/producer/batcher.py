@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from escrowmq.actors.client.channel import GroupChannel, Request
 from escrowmq.actors.client.failures import Failure, FailureKind
-from escrowmq.actors.client.topic_places import TopicPlaces
+from escrowmq.actors.client.topic_placement import TopicPlacement
 from escrowmq.actors.producer.config import Counted, ProducerConfig
 from escrowmq.actors.producer.encoding.block_answers import (
     finish_decided,
@@ -152,12 +152,12 @@ class GroupBatcher:
         config: ProducerConfig,
         instance: str = "",
         counted: Counted | None = None,
-        places: TopicPlaces | None = None,
+        placement: TopicPlacement | None = None,
     ) -> None:
-        """``places``: the ids of topics, which requests name; None: requests name no ids."""
+        """``placement``: the ids of topics, which requests name; None: requests name no ids."""
         self._app, self._config, self._instance = app, config, instance
         self._counted = counted or Counted()
-        self._places = TopicPlaces(1) if places is None else places
+        self._placement = TopicPlacement(1) if placement is None else placement
         #: The newest time of an entry of the group, from its answers; -1: none yet.
         self._heard_ms = -1
         self._claim: tuple[str, int] | None = None
@@ -421,7 +421,7 @@ class GroupBatcher:
             first = blocks[0]
             heard_ms = self._heard_ms if first.heard_ms < 0 else first.heard_ms
             frame = encode_prepare(
-                self._app, blocks, self._places.id_of, self._instance, heard_ms, self._claim, self._fence
+                self._app, blocks, self._placement.id_of, self._instance, heard_ms, self._claim, self._fence
             )
             request.add(frame, partial(self._prepared, blocks), deadline)
             request.blocks += len(blocks)
@@ -437,7 +437,7 @@ class GroupBatcher:
             if stream.next_seq == 0:
                 # The first batch of an epoch: if the broker has forgotten its producer, it looks like that of
                 # a new producer, while later batches would be out of sequence.
-                frame, batch = stream.take(room, self._heard_ms, self._places.id_of(stream.topic))
+                frame, batch = stream.take(room, self._heard_ms, self._placement.id_of(stream.topic))
             else:
                 frame, batch = stream.take(room)
             request.add(frame, partial(self._sent, request, stream, batch), batch.deadline)
@@ -519,12 +519,12 @@ class GroupBatcher:
         elif (
             outcome[0] == ResultCode.OTHER_TOPIC
             and not (repeated or blocks[0].is_further)
-            and outcome[1][2] >= self._places.id_of(outcome[1][0])
+            and outcome[1][2] >= self._placement.id_of(outcome[1][0])
         ):
             # It was sent only once, and refused, so it is open nowhere: send it to the present topic. A lower
             # id is an earlier topic, left over where its deletion and the new creation have not arrived.
             topic, _, topic_id = outcome[1]
-            self._places.hear_id(topic, topic_id)
+            self._placement.hear_id(topic, topic_id)
             for block in blocks:
                 self.prepare(block, float("-inf"))
         else:

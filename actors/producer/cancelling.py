@@ -18,7 +18,7 @@ def cancel(core: ProducerCore, wanted: Cancellation) -> Future[Any]:
     count = core.encoder.partitions(topic)
     if partition >= count:
         raise UnknownTopic(topic, partition, count)
-    request = wanted.request(core.router.places.id_of(topic))
+    request = wanted.request(core.router.placement.id_of(topic))
     gid = core.encoder.group_of(topic, partition)
     timeout_s, again = core.config.delivery_timeout_s, wanted.note_repeated
     return core.router.leader_call(gid, "submit", request, timeout_s=timeout_s, repeated=again)
@@ -33,6 +33,6 @@ def is_cancelled(core: ProducerCore, wanted: Cancellation, results: Sequence[Any
         core.catalog.forget(topic)
         raise
     if isinstance(done, OtherTopic):
-        core.router.places.hear_id(topic, done.topic_id)
+        core.router.placement.hear_id(topic, done.topic_id)
         return None
     return done

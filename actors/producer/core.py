@@ -234,21 +234,21 @@ class ProducerCore:
             info, config.channel, calls, name="escrowmq-producer", background=background
         )
         self.catalog = TopicCatalog(self.router, config.delivery_timeout_s, clock=self.clock)
-        places = self.catalog.partitions, self.router.places.group_of
-        self.encoder: Encoder = Encoder(config, *places)
+        topics = self.catalog.partitions, self.router.placement.group_of
+        self.encoder: Encoder = Encoder(config, *topics)
         #: Compresses values; None: this producer does not.
         self.packer: ValuePacker | None = None
         how = config.packing
         if how is not None or serialize is not None:
             if how is not None:
                 self.packer = ValuePacker(how)
-            self.encoder = ValueEncoder(config, *places, serialize, self.packer)
+            self.encoder = ValueEncoder(config, *topics, serialize, self.packer)
         self.delays = DeliveryClock(background.wall_s)
         self.encoder.time_of = self.delays.time_of
         owner = self.instance if answers_checks else ""
         self._counted = Counted()
         self._batchers = [
-            GroupBatcher(self.app, config, owner, self._counted, self.router.places)
+            GroupBatcher(self.app, config, owner, self._counted, self.router.placement)
             for _ in range(info.groups)
         ]
         #: The name that this producer has claimed; None: it has none.
@@ -330,10 +330,10 @@ class ProducerCore:
         with self._lock:
             if not self._has_room(size):
                 return None
-            place = topic, self.gathers(topic) if partition is None else partition
-            parcel = self._open_later.get(place)
+            key = topic, self.gathers(topic) if partition is None else partition
+            parcel = self._open_later.get(key)
             if parcel is None or parcel.size >= self.config.request_bytes or len(parcel.rows) >= ROWS_MAX:
-                parcel = self._open_later[place] = DelayedBatch(*place)
+                parcel = self._open_later[key] = DelayedBatch(*key)
                 self._parcels.append(parcel)
             future = SendFuture(parcel, len(parcel.rows))
             parcel.rows.append(row)

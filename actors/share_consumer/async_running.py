@@ -115,7 +115,7 @@ class AsyncRunner:
             reason = reason_of(error)
             if limit.expired():
                 reason = f"the handler did not return within {patience_s:g} s"
-            log.info("the handler failed at %s/%d, offset %d", *_place(record), exc_info=error)
+            log.info("the handler failed at %s/%d, offset %d", *_address(record), exc_info=error)
             if not limit.expired() and self._concerns(error):
                 put_off(self._gate, self._core, record, reason)
                 await self._say(record, self._core.release)
@@ -138,8 +138,8 @@ class AsyncRunner:
         except (RecordNotHeld, Closed):
             pass
         except EscrowMQError as error:  # the lease ends, and the message comes again
-            log.warning("%s/%d, offset %d, could not be settled: %s", *_place(record), error)
+            log.warning("%s/%d, offset %d, could not be settled: %s", *_address(record), error)
 
 
-def _place(record: ShareRecord) -> tuple[str, int, int]:
+def _address(record: ShareRecord) -> tuple[str, int, int]:
     return record.topic, record.partition, record.offset

@@ -87,11 +87,13 @@ class Settling:
         with self._condition:
             batch = self._held_batches.find(record)
             self._held_batches.settled(batch, record.offset)
-        topic, partition, topic_id = batch.place
+        topic, partition, topic_id = batch.source
         request = share_reply(self._group, topic, partition, app, [record.offset], [row], topic_id)
-        place = topic, partition, record.offset
+        message = topic, partition, record.offset
         try:
-            send_settling(self._router, self._group, batch.gid, request, place, self._timeout_s, self._pause)
+            send_settling(
+                self._router, self._group, batch.gid, request, message, self._timeout_s, self._pause
+            )
         except (UnknownTopic, UnknownGroup):
             raise
         except EscrowMQError:
@@ -103,12 +105,12 @@ class Settling:
 
     def nack_in(self, batch: Batch, offset: int, delay_ms: int, reason: str, by: str) -> None:
         """The same for a message that is not open any more."""
-        topic, partition, topic_id = batch.place
+        topic, partition, topic_id = batch.source
         request = nack(
             self._group, topic, partition, [offset], [delay_ms], [reason], self._member, by, topic_id
         )
-        place = topic, partition, offset
-        send_settling(self._router, self._group, batch.gid, request, place, self._timeout_s, self._pause)
+        message = topic, partition, offset
+        send_settling(self._router, self._group, batch.gid, request, message, self._timeout_s, self._pause)
         with self._condition:
             if delay_ms == REJECT:
                 self._counted.rejected += 1
@@ -142,9 +144,9 @@ class Settling:
             self._held_batches.extended_alone(batch, record.offset, until)
 
     def _call(self, batch: Batch, record: ConsumerRecord, method: str, *args: Any) -> None:
-        places = [(record.topic, record.partition, [record.offset, record.offset])]
+        ranges = [(record.topic, record.partition, [record.offset, record.offset])]
         call = self._router.leader_call(
-            batch.gid, method, self._group, self._member, places, *args, timeout_s=self._timeout_s
+            batch.gid, method, self._group, self._member, ranges, *args, timeout_s=self._timeout_s
         )
         if result_of(call, self._timeout_s):
             raise LeaseLost(record.topic, record.partition, record.offset)
@@ -212,7 +214,7 @@ class ShareConsumerCore:
             group,
             self.member,
             begun.topics,
-            begun.places,
+            begun.partitions,
             idle_s,
             self.config,
             self.router,
@@ -263,7 +265,7 @@ class ShareConsumerCore:
             log.warning("share group %r was deleted while this consumer reads; it begins anew", self.group)
             begun = self._begin()
             with self.condition:
-                self._session.begun_again(begun.places)
+                self._session.begun_again(begun.partitions)
         finally:
             with self.condition:
                 self._beginning = False
@@ -324,7 +326,7 @@ class ShareConsumerCore:
         """Other tags are done with for the whole group."""
         passed = self._held_batches.passed_over
         for batch, offset in passed:
-            if self._session.ack_accumulator.add(batch.gid, batch.place, offset, now):
+            if self._session.ack_accumulator.add(batch.gid, batch.source, offset, now):
                 self.router.wakeup.set()
         self._counted.passed_over += len(passed)
         passed.clear()
@@ -364,7 +366,7 @@ class ShareConsumerCore:
             self.check_open()
             batch = self._held_batches.find(record)
             self._held_batches.settled(batch, record.offset)
-            if self._session.ack_accumulator.add(batch.gid, batch.place, record.offset, self.clock()):
+            if self._session.ack_accumulator.add(batch.gid, batch.source, record.offset, self.clock()):
                 self.router.wakeup.set()
 
     def nack(self, record: ConsumerRecord, delay_s: float | None, reason: str) -> None:

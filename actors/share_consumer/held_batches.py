@@ -246,7 +246,7 @@ LOST_MAX = 1_000
 EXTEND_PAUSE_S = 0.2
 
 #: Topic, partition, and the topic's id.
-PlaceOfBatch: TypeAlias = tuple[str, int, int]
+TopicIdPartition: TypeAlias = tuple[str, int, int]
 #: Numbers of leases: two consumers, also of two processes, never have the same one, so that a record which
 #: another consumer polled is recognised.
 _numbers = itertools.count(random.getrandbits(40) << 20)
@@ -276,7 +276,7 @@ class Batch:
         self.own: dict[int, float] = {}
 
     @property
-    def place(self) -> PlaceOfBatch:
+    def source(self) -> TopicIdPartition:
         return self.content.topic, self.content.partition, self.content.topic_id
 
     @property
@@ -395,7 +395,7 @@ class HeldBatches:
         if (
             batch is None
             or record.offset not in batch.handed
-            or (record.topic, record.partition) != batch.place[:2]
+            or (record.topic, record.partition) != batch.source[:2]
         ):
             raise RecordNotHeld(record.topic, record.partition, record.offset)
         return batch
@@ -520,10 +520,10 @@ Ranges = list[tuple[int, int]]
 class _Waiting:
     """Acks for one broker group."""
 
-    __slots__ = ("by_place", "count", "due")
+    __slots__ = ("by_partition", "count", "due")
 
     def __init__(self, due: float) -> None:
-        self.by_place: dict[PlaceOfBatch, Ranges] = {}
+        self.by_partition: dict[TopicIdPartition, Ranges] = {}
         self.count, self.due = 0, due
 
 
@@ -537,15 +537,15 @@ class AckAccumulator:
     def __len__(self) -> int:
         return sum(waiting.count for waiting in self._waiting.values())
 
-    def add(self, gid: int, place: PlaceOfBatch, offset: int, now: float) -> bool:
+    def add(self, gid: int, source: TopicIdPartition, offset: int, now: float) -> bool:
         """Takes one ack. True if the time of the next request has changed."""
         waiting = self._waiting.get(gid)
         news = waiting is None
         if waiting is None:
             waiting = self._waiting[gid] = _Waiting(now + self._linger_s)
-        ranges = waiting.by_place.get(place)
+        ranges = waiting.by_partition.get(source)
         if ranges is None:
-            waiting.by_place[place] = [(offset, offset)]
+            waiting.by_partition[source] = [(offset, offset)]
         elif ranges[-1][1] + 1 == offset:  # the usual case: handled in order
             ranges[-1] = ranges[-1][0], offset
         else:
@@ -555,12 +555,12 @@ class AckAccumulator:
             waiting.due, news = now, True
         return news
 
-    def put_back(self, gid: int, place: PlaceOfBatch, ranges: Ranges, due: float) -> None:
+    def put_back(self, gid: int, source: TopicIdPartition, ranges: Ranges, due: float) -> None:
         """Takes acks whose request failed; they are sent again at ``due``, or with an earlier request."""
         waiting = self._waiting.get(gid)
         if waiting is None:
             waiting = self._waiting[gid] = _Waiting(due)
-        waiting.by_place.setdefault(place, []).extend(ranges)
+        waiting.by_partition.setdefault(source, []).extend(ranges)
         waiting.count += sum(last - first + 1 for first, last in ranges)
 
     def hurry(self, now: float) -> None:
@@ -577,9 +577,9 @@ class AckAccumulator:
         times = (waiting.due for gid, waiting in self._waiting.items() if gid not in but)
         return min(times, default=float("inf"))
 
-    def take(self, gid: int) -> dict[PlaceOfBatch, Ranges]:
+    def take(self, gid: int) -> dict[TopicIdPartition, Ranges]:
         """Everything that waits for this broker group, as sorted ranges."""
         waiting = self._waiting.pop(gid, None)
         if waiting is None:
             return {}
-        return {place: merged(ranges) for place, ranges in waiting.by_place.items()}
+        return {source: merged(ranges) for source, ranges in waiting.by_partition.items()}

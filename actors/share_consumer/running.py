@@ -141,7 +141,7 @@ class Runner:
             self._fatal = failure
             return
         reason = reason_of(failure)
-        log.info("the handler failed at %s/%d, offset %d", *_place(record), exc_info=failure)
+        log.info("the handler failed at %s/%d, offset %d", *_address(record), exc_info=failure)
         if self._concerns(failure):
             self._put_off(record, reason)
         else:
@@ -166,7 +166,7 @@ class Runner:
         except (RecordNotHeld, Closed):
             pass
         except EscrowMQError as error:  # the lease ends, and the message comes again
-            log.warning("%s/%d, offset %d, could not be settled: %s", *_place(record), error)
+            log.warning("%s/%d, offset %d, could not be settled: %s", *_address(record), error)
 
     # ------------------------------------------------------------ handlers that hang
 
@@ -192,7 +192,7 @@ class Runner:
                 )
         for record in late:
             reason = f"the handler did not return within {patience_s:g} s"
-            log.warning("%s/%d, offset %d: %s", *_place(record), reason)
+            log.warning("%s/%d, offset %d: %s", *_address(record), reason)
             self._say(record, self._core.nack, None, reason)
 
 
@@ -205,7 +205,7 @@ def put_off(gate: Gate, core: ShareConsumerCore, record: ShareRecord, why: str) 
         log.warning(
             "no handler is called for %g s, and longer each time, without counting an attempt: "
             "%s/%d, offset %d: %s",
-            pause_s, *_place(record), why,
+            pause_s, *_address(record), why,
         )  # fmt: skip
     core.stand_still(why)
 
@@ -217,5 +217,5 @@ def go_on(gate: Gate, core: ShareConsumerCore) -> None:
         core.stand_still("")
 
 
-def _place(record: ShareRecord) -> tuple[str, int, int]:
+def _address(record: ShareRecord) -> tuple[str, int, int]:
     return record.topic, record.partition, record.offset

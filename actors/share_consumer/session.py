@@ -28,15 +28,15 @@ from escrowmq.actors.share_consumer.held_batches import (
     Acquired,
     Batch,
     HeldBatches,
-    PlaceOfBatch,
     Ranges,
+    TopicIdPartition,
     flat,
     merged,
     pairs,
     ranges_of,
 )
 from escrowmq.actors.share_consumer.statistics import ShareCounted
-from escrowmq.replication.calling.answers import AcquiredRow, Place
+from escrowmq.replication.calling.answers import AcquiredRow, PartitionRanges
 from escrowmq.replication.errors import (
     CorruptLog,
     DiskFull,
@@ -61,12 +61,12 @@ from escrowmq.replication.model import ResultCode
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """``topics``: broker group -> the topics of which it has partitions. ``places``: all of these partitions,
+    """``topics``: broker group -> the topics of which it has partitions. ``partitions``: all of these,
     with the ids of their topics."""
 
     settings: GroupSettings
     topics: Mapping[int, Sequence[str]]
-    places: Set[PlaceOfBatch]
+    partitions: Set[TopicIdPartition]
 
 
 def begin(router: Router, group: str, topics: Sequence[str], create: str, timeout_s: float) -> Begun:
@@ -81,20 +81,20 @@ def begin(router: Router, group: str, topics: Sequence[str], create: str, timeou
     by_group: dict[int, dict[str, list[int]]] = {}
     for topic in names:
         for partition in range(catalog.partitions(topic)):
-            gid = router.places.group_of(topic, partition)
+            gid = router.placement.group_of(topic, partition)
             by_group.setdefault(gid, {}).setdefault(topic, []).append(partition)
     # From here on something is written: a misspelt topic has no effect.
     submit = submitting(router, timeout_s)
     settings = of_kind(submit, router.info.groups, group, SHARE)
     make_internal_topics(router, submit, group, timeout_s)
-    every: set[PlaceOfBatch] = set()
+    every: set[TopicIdPartition] = set()
     for gid, found in by_group.items():
-        places = [(topic, partition) for topic, partitions in found.items() for partition in partitions]
-        ids = router.places.id_of
-        every.update((*place, ids(place[0])) for place in places)
-        request = b"".join(share_create(group, *place, create, ids(place[0])) for place in places)
+        tps = [(topic, partition) for topic, numbers in found.items() for partition in numbers]
+        ids = router.placement.id_of
+        every.update((*tp, ids(tp[0])) for tp in tps)
+        request = b"".join(share_create(group, *tp, create, ids(tp[0])) for tp in tps)
         results = result_of(router.submit(gid, request, timeout_s), timeout_s)
-        for (topic, _), result in zip(places, results, strict=True):
+        for (topic, _), result in zip(tps, results, strict=True):
             code, info = outcome(result)
             if code not in (ResultCode.OK, ResultCode.DUPLICATE):
                 raise not_begun(group, topic, code, info)
@@ -310,7 +310,7 @@ class ShareSession:
         group: str,
         member: str,
         topics: Mapping[int, Sequence[str]],
-        begun: Set[PlaceOfBatch],
+        begun: Set[TopicIdPartition],
         idle_s: float,
         config: ShareConsumerConfig,
         router: Router,
@@ -498,35 +498,35 @@ class ShareSession:
         self._give_back_late(now)
 
     def _not_there(self, gid: int, row: AcquiredRow) -> None:
-        place = row.topic, row.partition, row.topic_id
+        source = row.topic, row.partition, row.topic_id
         if row.code != ResultCode.UNKNOWN_SHARE:
             self.gone.add(row.topic)
-        elif place in self._begun:
+        elif source in self._begun:
             self.forgotten = True
         else:  # a partition or a topic that is younger than this consumer: nothing of it was read yet
             begin = share_create(self._group, row.topic, row.partition, EARLIEST, row.topic_id)
-            self._call(gid, "submit", (begin,), partial(self._begun_with, place))
+            self._call(gid, "submit", (begin,), partial(self._begun_with, source))
 
-    def _begun_with(self, place: PlaceOfBatch, answer: Any, asked_at: float) -> None:
+    def _begun_with(self, source: TopicIdPartition, answer: Any, asked_at: float) -> None:
         if isinstance(answer, EscrowMQError):
             return
         code, info = outcome(answer[1][0])
         self.not_begun = None
         if code in _BEGUN:
-            self._begun.add(place)
+            self._begun.add(source)
         elif code in (ResultCode.TOO_MANY_SHARES, ResultCode.GROUP_KIND):
-            self.not_begun = not_begun(self._group, place[0], code, info)
+            self.not_begun = not_begun(self._group, source[0], code, info)
 
-    def begun_again(self, places: Set[PlaceOfBatch]) -> None:
+    def begun_again(self, partitions: Set[TopicIdPartition]) -> None:
         """The group exists again, and reads these partitions."""
-        self._begun |= places
+        self._begun |= partitions
         self.forgotten = False
 
     # ------------------------------------------------------------ leases
 
     def _extend(self, gid: int, batches: list[Batch], lease_s: float) -> None:
-        places = _joined((batch.place, ranges_of(batch.tended)) for batch in batches)
-        args = self._group, self._member, places, lease_s
+        ranges = _joined((batch.source, ranges_of(batch.tended)) for batch in batches)
+        args = self._group, self._member, ranges, lease_s
         self._call(gid, "share_extend", args, partial(self._extended, batches))
 
     def _extended(self, batches: list[Batch], answer: Any, asked_at: float) -> None:
@@ -539,7 +539,7 @@ class ShareSession:
         for batch in batches:
             refused = [
                 offset
-                for first, last in lost.get(batch.place[:2], ())
+                for first, last in lost.get(batch.source[:2], ())
                 for offset in batch.tended
                 if first <= offset <= last
             ]
@@ -547,9 +547,9 @@ class ShareSession:
 
     def give_back(self) -> None:
         """Release what lies in the buffer."""
-        by_group: dict[int, list[tuple[PlaceOfBatch, Ranges]]] = {}
+        by_group: dict[int, list[tuple[TopicIdPartition, Ranges]]] = {}
         for batch, offsets in self._held_batches.give_back():
-            by_group.setdefault(batch.gid, []).append((batch.place, ranges_of(offsets)))
+            by_group.setdefault(batch.gid, []).append((batch.source, ranges_of(offsets)))
             self._counted.released += len(offsets)
         for gid, given in by_group.items():
             args = self._group, self._member, _joined(given), self._held_batches.answered[gid]
@@ -566,31 +566,31 @@ class ShareSession:
         self._acks_under_way[gid] += 1
         self._call(gid, "submit", (request,), partial(self._acked, gid, acks))
 
-    def _acked(self, gid: int, acks: Mapping[PlaceOfBatch, Ranges], answer: Any, asked_at: float) -> None:
+    def _acked(self, gid: int, acks: Mapping[TopicIdPartition, Ranges], answer: Any, asked_at: float) -> None:
         now = self._router.clock()
         self._acks_under_way[gid] -= 1
         failed = answer if isinstance(answer, EscrowMQError) else None
         if failed is None:
             self._counted.ack_latencies.observe(now - asked_at, now)
-        for at, (place, ranges) in enumerate(acks.items()):
+        for at, (source, ranges) in enumerate(acks.items()):
             count = sum(last - first + 1 for first, last in ranges)
-            error = failed or _why_not_acked(self._group, place, ranges, *outcome(answer[1][at]))
+            error = failed or _why_not_acked(self._group, source, ranges, *outcome(answer[1][at]))
             if error is None:
                 self._counted.acked += count
                 continue
             # An ack counts whenever it comes, so it is worth every attempt.
             if isinstance(error, _WORTH_ANOTHER_TRY) and not self.ended:
                 self.ack_delayed = error
-                self.ack_accumulator.put_back(gid, place, ranges, now + ACK_AGAIN_S)
+                self.ack_accumulator.put_back(gid, source, ranges, now + ACK_AGAIN_S)
             else:
                 self.ack_given_up = error
                 self._counted.acks_failed += count
 
 
 def _why_not_acked(
-    group: str, place: PlaceOfBatch, ranges: Ranges, code: int, info: Any
+    group: str, source: TopicIdPartition, ranges: Ranges, code: int, info: Any
 ) -> EscrowMQError | None:
-    topic, partition, _ = place
+    topic, partition, _ = source
     if code in (ResultCode.OK, ResultCode.DUPLICATE):
         return None
     if code == ResultCode.TOO_MANY_SHARES:
@@ -600,12 +600,12 @@ def _why_not_acked(
     return why_not(group, (topic, partition, ranges[-1][1]), code, info)
 
 
-def _joined(parts: Iterable[tuple[PlaceOfBatch, Ranges]]) -> list[Place]:
+def _joined(parts: Iterable[tuple[TopicIdPartition, Ranges]]) -> list[PartitionRanges]:
     """One entry for each partition, with sorted ranges."""
-    by_place: dict[tuple[str, int], Ranges] = {}
+    by_partition: dict[tuple[str, int], Ranges] = {}
     for (topic, partition, _), ranges in parts:
-        by_place.setdefault((topic, partition), []).extend(ranges)
-    return [(topic, partition, flat(merged(ranges))) for (topic, partition), ranges in by_place.items()]
+        by_partition.setdefault((topic, partition), []).extend(ranges)
+    return [(topic, partition, flat(merged(ranges))) for (topic, partition), ranges in by_partition.items()]
 
 
 def _ignore(answer: Any, asked_at: float) -> None:

@@ -48,7 +48,7 @@ class ShareConsumer(Closing):
     ) -> None:
         """Begins to read at once. Raises UnknownTopic, GroupKindMismatch, Unavailable.
 
-        The first consumer of a group makes it a share group, in which ``cluster.consumer`` has no place, and
+        The first consumer of a group makes it a share group, which ``cluster.consumer`` cannot read, and
         creates its topics of retries and of dead letters, ``__retry.<group>`` and ``__dead.<group>``. The
         group begins in each partition as ``auto_offset_reset`` says; with "latest", messages sent after this
         returns are delivered.

@@ -30,7 +30,7 @@ from escrowmq.actors.producer.config import ProducerConfig
 from escrowmq.actors.producer.producer import Producer
 from escrowmq.feedback.answering.answering import Answering
 from escrowmq.feedback.answering.query_pool import QueryPool
-from escrowmq.feedback.answering.shard_link import AskedCheck, Place, Respondent
+from escrowmq.feedback.answering.shard_link import AskedCheck, GroupTopic, Respondent
 from escrowmq.feedback.asking.shard import FeedbackShard
 from escrowmq.feedback.config import AnswererConfig, FeedbackConfig, LeaderTiming
 from escrowmq.feedback.states import TransactionState, TxStatusQuerier
@@ -203,7 +203,7 @@ class _Port:
         return await self._there(self._feedback.poll(APP, instance, room, working, wait_s, fence))
 
     async def answer(
-        self, instance: str, answers: Sequence[tuple[Place, str, str, str, int]]
+        self, instance: str, answers: Sequence[tuple[GroupTopic, str, str, str, int]]
     ) -> tuple[str, Any]:
         async def there() -> tuple[str, Any]:
             return self._feedback.answer(APP, instance, answers)

@@ -235,5 +235,5 @@ def _line(record: ConsumerRecord, shown: Format) -> str:
             ensure_ascii=False,
         )
     key = "" if record.key is None else f"{record.key.decode(errors='replace')}\t"
-    place = f"{record.topic}/{record.partition}@{record.offset}"
-    return f"{place}\t{when(record.timestamp)}\t{key}{record.value.decode(errors='replace')}"
+    address = f"{record.topic}/{record.partition}@{record.offset}"
+    return f"{address}\t{when(record.timestamp)}\t{key}{record.value.decode(errors='replace')}"

@@ -177,7 +177,7 @@ def _row(letter: Any) -> dict[str, Any]:
 
 
 def _origin(letter: Any) -> str | None:
-    """As 'escrowmq consume' prints places."""
+    """As 'escrowmq consume' prints addresses."""
     found = letter.origin
     return None if found is None else f"{found.topic}/{found.partition}@{found.offset}"
 

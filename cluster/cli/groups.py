@@ -1,4 +1,4 @@
-"""``escrowmq group list|describe|set|reset|delete``: consumer groups: members, places, lag, settings."""
+"""``escrowmq group list|describe|set|reset|delete``: consumer groups: members, offsets, lag, settings."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ def describe(
         about |= _of_share(found.share)
     show_pairs(shown, found, about)
     if found.kind == "share":
-        places = [plain(place) for place in found.share.partitions]
+        rows = [plain(partition) for partition in found.share.partitions]
         shared = ("topic", "partition", "start", "end", "lag", "leased", "expired")
-        show_rows(shown, places, shared, empty="no partition is read yet")
+        show_rows(shown, rows, shared, empty="no partition is read yet")
         return
     members = [
         {
@@ -65,11 +65,11 @@ def describe(
         for m in found.members
     ]
     show_rows(shown, members, ("member", "topics", "partitions", "expires_in_s"), empty="no live members")
-    places = [plain(place) for place in found.partitions]
+    rows = [plain(partition) for partition in found.partitions]
     columns = ["topic", "partition", "member", "committed", "end", "lag"]
-    if any(place.attempts for place in found.partitions):
+    if any(partition.attempts for partition in found.partitions):
         columns.append("attempts")
-    show_rows(shown, places, columns, empty="nothing committed")
+    show_rows(shown, rows, columns, empty="nothing committed")
 
 
 def _of_share(share: Any) -> dict[str, Any]:
@@ -177,15 +177,15 @@ def delete(
     by: By = None,
     shown: Shown = Format.table,
 ) -> None:
-    """Delete a group without live members, with its places, retries and dead letters. Shows the places, says
-    how many dead letters there are, and asks for confirmation."""
+    """Delete a group without live members, with its offsets, retries and dead letters. Shows the offsets,
+    says how many dead letters there are, and asks for confirmation."""
     with connection.joined() as cluster:
         if not yes:
             found = cluster.admin.describe_group(name)
-            places = [plain(place) for place in found.partitions]
-            show_rows(shown, places, ("topic", "partition", "committed", "end", "lag"), empty="no places")
+            rows = [plain(partition) for partition in found.partitions]
+            show_rows(shown, rows, ("topic", "partition", "committed", "end", "lag"), empty="no offsets")
             lost = "" if found.share is None else f", {found.share.dead} dead letters"
             lost += "" if found.share is None else f" and {found.share.retrying} retries"
-            typer.confirm(f"Delete group {name} with these places{lost}?", abort=True, err=True)
+            typer.confirm(f"Delete group {name} with these offsets{lost}?", abort=True, err=True)
         cluster.admin.delete_group(name, signed(by))
     note(f"group {name} is deleted")

@@ -117,7 +117,7 @@ def trace(
     if any(one.to for one in traced.groups):
         columns += ("to", "tx_id")
     rows = [{**plain(one), "due": one.due_ms and when(one.due_ms)} for one in traced.groups]
-    show_rows(shown, rows, columns, title="Consumer groups", empty="no consumer group has a place there")
+    show_rows(shown, rows, columns, title="Consumer groups", empty="no consumer group has an offset there")
 
 
 def _life(traced: Any) -> dict[str, Any]:

@@ -138,9 +138,9 @@ def trim(
     shown: Shown = Format.table,
 ) -> None:
     """Delete a topic's oldest messages. Shows what will be deleted and asks first."""
-    place = number_or_date("--before", before, "an offset or a date like 2026-01-31T12:00Z")
+    bound = number_or_date("--before", before, "an offset or a date like 2026-01-31T12:00Z")
     with connection.joined() as cluster:
-        plan = cluster.admin.plan_trim(name, place, partition)
+        plan = cluster.admin.plan_trim(name, bound, partition)
         rows = [{**plain(trim), "messages": trim.messages} for trim in plan]
         show_rows(shown, rows, ("partition", "start", "before", "end", "messages"))
         count = sum(trim.messages for trim in plan)

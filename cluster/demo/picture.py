@@ -200,14 +200,14 @@ def _axis(begin: float, end: float, bottom: int, x: Callable[[float], float]) ->
     return [f'<path d="M{LEFT} {bottom}H{WIDTH - RIGHT}" stroke="{INK}" fill="none"/>', *parts]
 
 
-def _mark(mark: Mark, place: float, y: int, tops: Sequence[int]) -> list[str]:
+def _mark(mark: Mark, x: float, y: int, tops: Sequence[int]) -> list[str]:
     """A line through the graphs. It leaves out their titles and legends, which it would cross out."""
-    late = place > WIDTH * 0.7
+    late = x > WIDTH * 0.7
     spans = [(y + 4, TOP - TITLE), *((top, top + HEIGHT) for top in tops)]
-    path = "".join(f"M{place} {above}V{below}" for above, below in spans if above < below)
+    path = "".join(f"M{x} {above}V{below}" for above, below in spans if above < below)
     return [
         f'<path d="{path}" stroke="#c53030" stroke-dasharray="4 3" fill="none"/>',
-        _text(place - 4 if late else place + 4, y, mark.text, anchor="end" if late else "start"),
+        _text(x - 4 if late else x + 4, y, mark.text, anchor="end" if late else "start"),
     ]
 
 

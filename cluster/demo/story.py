@@ -133,7 +133,7 @@ def side_by_side(title: str, spark: QueryAnswer | None, duck: QueryAnswer) -> tu
 
 
 def _shown(text: str) -> str:
-    """A value for display: thousands separated, averages to six places. (Comparison uses the exact text.)"""
+    """A value for display: thousands separated, six decimals at most. (Comparison uses the exact text.)"""
     try:
         number = Decimal(text)
     except InvalidOperation:
@@ -181,23 +181,23 @@ def find_problems(
     next_offset: dict[tuple[str, int], int] = defaultdict(int)
     tx_of_order: dict[int, str | None] = {}
     for record in records:
-        place = f"{record.topic}/{record.partition}@{record.offset}"
+        address = f"{record.topic}/{record.partition}@{record.offset}"
         which = (record.topic, record.partition)
         if record.offset != next_offset[which]:
-            problems.append(f"{place}: offset {next_offset[which]} was expected next")
+            problems.append(f"{address}: offset {next_offset[which]} was expected next")
         next_offset[which] = record.offset + 1
         row = decode(_COLUMNS[record.topic], record.value)
         key = tuple(row[i] for i in _KEYS[record.topic])
         if key in seen[record.topic]:
-            problems.append(f"{place}: {key} is a duplicate")
+            problems.append(f"{address}: {key} is a duplicate")
         seen[record.topic].add(key)
         wanted = expected[record.topic].get(key)
         if wanted is None:
-            problems.append(f"{place}: {key} is readable but not in the database")
+            problems.append(f"{address}: {key} is readable but not in the database")
         elif wanted != row:
-            problems.append(f"{place}: {key} differs from the database")
+            problems.append(f"{address}: {key} differs from the database")
         if tx_of_order.setdefault(row[0], record.tx_id) != record.tx_id or record.tx_id is None:
-            problems.append(f"{place}: order {row[0]} is spread over several transactions")
+            problems.append(f"{address}: order {row[0]} is spread over several transactions")
         if len(problems) >= PROBLEMS_MAX:
             return problems
     for topic, rows in expected.items():

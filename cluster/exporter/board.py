@@ -44,13 +44,13 @@ def board() -> dict[str, Any]:
         )
         members = list(group)
         for at, panel in enumerate(members):
-            place = {
+            grid_pos = {
                 "h": HEIGHT,
                 "w": WIDTH,
                 "x": at * WIDTH % COLUMNS,
                 "y": y + 1 + at * WIDTH // COLUMNS * HEIGHT,
             }
-            shown.append(_panel(next(numbers), panel, place))
+            shown.append(_panel(next(numbers), panel, grid_pos))
         y += 1 + -(-len(members) * WIDTH // COLUMNS) * HEIGHT
     return {
         "uid": "escrowmq",
@@ -82,13 +82,13 @@ def _leader_changes() -> dict[str, Any]:
     }
 
 
-def _panel(number: int, panel: Panel, place: dict[str, int]) -> dict[str, Any]:
+def _panel(number: int, panel: Panel, grid_pos: dict[str, int]) -> dict[str, Any]:
     return {
         "id": number,
         "type": "timeseries",
         "title": panel.title,
         "datasource": SOURCE,
-        "gridPos": place,
+        "gridPos": grid_pos,
         "fieldConfig": {"defaults": {"unit": panel.unit, "min": 0}, "overrides": []},
         "options": {
             "legend": {"displayMode": "list", "placement": "bottom"},

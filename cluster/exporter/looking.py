@@ -16,7 +16,7 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from escrowmq.actors.admin.group_places import describe_each
+from escrowmq.actors.admin.group_offsets import describe_each
 from escrowmq.actors.admin.types import GroupDescription
 from escrowmq.actors.client.consumer_groups import coordinator_group
 from escrowmq.actors.client.replica_calls import FeedbackProcesses
@@ -95,10 +95,10 @@ class Lags:
 def _sums(described: Iterable[GroupDescription], limited: bool, at: dict[int, float]) -> FoundLags:
     found = FoundLags(lag_limited=limited, lag_at=at)
     for group in described:
-        for place in group.partitions:
-            if place.lag is not None:
-                key = group.group, place.topic
-                found.lag[key] = found.lag.get(key, 0) + place.lag
+        for partition in group.partitions:
+            if partition.lag is not None:
+                key = group.group, partition.topic
+                found.lag[key] = found.lag.get(key, 0) + partition.lag
         if (share := group.share) is not None:
             found.shares[group.group] = share.leased, share.retrying, share.dead
             for part in share.partitions:
@@ -241,4 +241,6 @@ class Looks:
             if members is not None and members.version > self._members[report.gid].version:
                 self._members[report.gid] = members
         known = set(self._known())
-        self._questions = {place: asked for place, asked in self._questions.items() if place[0] in known}
+        self._questions = {
+            asked_of: asked for asked_of, asked in self._questions.items() if asked_of[0] in known
+        }

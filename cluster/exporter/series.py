@@ -21,14 +21,14 @@ from escrowmq.replication.calling.metrics_report import HistogramReport, Metrics
 # Limits the label values that applications choose: some get their own series, the others share one.
 #
 # Each series costs Prometheus storage, so their number must be bounded whatever applications do. Names get a
-# place in the order in which they appear, and keep it until they have been absent for a while; if places
+# slot in the order in which they appear, and keep it until they have been absent for a while; if slots
 # changed hands often, each change would create a new series. Pure: takes ``now``.
 
 log = logging.getLogger(__name__)
 
-#: The label value for all names without a place. An application's name "other" counts here, too.
+#: The label value for all names without a slot. An application's name "other" counts here, too.
 OTHER = "other"
-#: A name that was not seen for this long loses its place. Longer than a restart of an application.
+#: A name that was not seen for this long loses its slot. Longer than a restart of an application.
 FORGET_AFTER_S = 3600.0
 #: How often the log repeats that the limit is reached.
 SAY_EVERY_S = 600.0
@@ -38,14 +38,14 @@ class Names:
     """The values of one label. Not thread-safe."""
 
     def __init__(self, label: str, most: int) -> None:
-        """``label``: the name of the label; ``most``: number of places, not counting ``OTHER``."""
+        """``label``: the name of the label; ``most``: number of slots, not counting ``OTHER``."""
         self.label, self.most = label, most
-        #: Whether a name was recently refused a place.
+        #: Whether a name was recently refused a slot.
         self.limited = False
         self._seen: dict[str, float] = {}
         self._limited_at = self._said_at = float("-inf")
 
-    def place(self, name: str, now: float) -> str:
+    def label_of(self, name: str, now: float) -> str:
         """The label value for this name: the name itself, or ``OTHER``."""
         if name in self._seen or len(self._seen) < self.most:
             self._seen[name] = now
@@ -54,11 +54,11 @@ class Names:
         return OTHER
 
     def has(self, name: str) -> bool:
-        """Whether the name has a place. Does not count as seeing it."""
+        """Whether the name has a slot. Does not count as seeing it."""
         return name in self._seen
 
     def sent_away(self, now: float) -> None:
-        """Record, and log from time to time, that there are names without a place."""
+        """Record, and log from time to time, that there are names without a slot."""
         self._limited_at, self.limited = now, True
         if now - self._said_at >= SAY_EVERY_S:
             self._said_at = now
@@ -211,7 +211,7 @@ class Series:
         rows = sorted(zip(apps.names, *apps.columns, strict=True), key=itemgetter(1), reverse=True)
         for name, opened, parked in [*rows, (OTHER, *apps.rest)]:
             if opened or parked:
-                app = OTHER if name == OTHER else self._apps.place(name, now)
+                app = OTHER if name == OTHER else self._apps.label_of(name, now)
             elif self._apps.has(name):
                 app = name  # does not count as seeing it: thousands of idle apps must not keep others out
             else:
@@ -249,7 +249,7 @@ class Series:
             self._topics.sent_away(now)
             rows = [*rows, (None, *topics.rest)]  # type: ignore[list-item]
         for name, messages, size in rows:
-            label = OTHER if name is None else self._topics.place(name, now)
+            label = OTHER if name is None else self._topics.label_of(name, now)
             source = gid, name
             sources.add(source)
             # The count of messages is replicated state, the same in all replicas; bytes are counted by each
@@ -262,12 +262,12 @@ class Series:
         if found.lag_limited:
             self._consumers.sent_away(found.at)
         for (group, topic), lag in found.lag.items():
-            shown = self._consumers.place(f"{group}/{topic}", found.at) != OTHER
+            shown = self._consumers.label_of(f"{group}/{topic}", found.at) != OTHER
             yield ("escrowmq_consumer_lag", (group, topic) if shown else (OTHER, OTHER)), lag
         for gid, at in found.lag_at.items():
             yield ("escrowmq_exporter_lag_timestamp_seconds", (str(gid),)), at
         for group, counts in found.shares.items():
-            label = (self._consumers.place(group, found.at),)
+            label = (self._consumers.label_of(group, found.at),)
             for name, count in zip(("share_leased", "share_retrying", "dead_letters"), counts, strict=True):
                 yield (f"escrowmq_{name}", label), count
 

@@ -134,7 +134,7 @@ class Server(ThreadingHTTPServer):
     def __init__(self, watching: Watching, host: str, port: int) -> None:
         """Raises ConfigError if the address cannot be bound. ``port`` 0: any free port."""
         self.watching = watching
-        self._places = threading.BoundedSemaphore(CONNECTIONS_MAX)
+        self._slots = threading.BoundedSemaphore(CONNECTIONS_MAX)
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
             super().__init__((host, port), _Handler)
@@ -159,7 +159,7 @@ class Server(ThreadingHTTPServer):
         return f"{host!s}:{port}"
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if not self._places.acquire(blocking=False):
+        if not self._slots.acquire(blocking=False):
             log.warning("%d clients are connected; refusing another one", CONNECTIONS_MAX)
             self.shutdown_request(request)
             return
@@ -169,7 +169,7 @@ class Server(ThreadingHTTPServer):
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._places.release()
+            self._slots.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         log.debug("a client disconnected", exc_info=True)

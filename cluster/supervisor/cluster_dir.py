@@ -1,7 +1,7 @@
 """The supervisor's directory: the cluster's identity, its replicas' nodes, its secret and its lock.
 
 ``cluster.json`` is written when the cluster is founded, and before each addition, move or removal of a
-replica: a supervisor that restarts must never start a replica at its former place, nor one that was removed.
+replica: a supervisor that restarts must never start a replica on its former node, nor one that was removed.
 The file also holds the changes of replicas and nodes that operators have asked for, and the groups that have
 had a leader. Once a group has had a leader, an empty replica directory means that data were lost; such a
 replica must never found its group again. The lock keeps a second cluster from being started over the same

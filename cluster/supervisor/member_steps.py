@@ -62,7 +62,7 @@ class Node:
 @prepared
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """The place of a replica. ``incarnation`` increases whenever it starts over with an empty directory."""
+    """Where a replica runs. ``incarnation`` increases whenever it starts over with an empty directory."""
 
     gid: int
     rid: int
@@ -638,15 +638,15 @@ class Shift:
 def plan(groups: Sequence[Group], fleet: ClusterNodes) -> list[Shift]:
     """The moves to make, in this order; empty if all is well spread."""
     steady = [group for group in groups if is_steady(group)]
-    places = {group.gid: {rid: seat.node for rid, seat in group.seats.items()} for group in groups}
+    nodes = {group.gid: {rid: seat.node for rid, seat in group.seats.items()} for group in groups}
     load = Counter(fleet.load)
     shifts: list[Shift] = []
     while len(shifts) < SHIFTS_MAX:
-        found = _best(steady, places, load, fleet)
+        found = _best(steady, nodes, load, fleet)
         if found is None:
             break
         shifts.append(found)
-        places[found.gid][found.rid] = found.to_node
+        nodes[found.gid][found.rid] = found.to_node
         load[found.from_node] -= 1
         load[found.to_node] += 1
     return shifts + _leaders(steady, fleet, {(shift.gid, shift.rid) for shift in shifts})
@@ -662,14 +662,14 @@ def is_steady(group: Group) -> bool:
 
 def _best(
     groups: Sequence[Group],
-    places: Mapping[int, Mapping[int, str]],
+    nodes: Mapping[int, Mapping[int, str]],
     load: Mapping[str, int],
     fleet: ClusterNodes,
 ) -> Shift | None:
     """The move that improves most; None if none improves anything."""
     best, most = None, 0
     for group in groups:
-        here = places[group.gid]
+        here = nodes[group.gid]
         taken = Counter(here.values())
         for rid, node in here.items():
             for to in sorted(fleet.usable - set(taken)):

@@ -61,7 +61,7 @@ class ReadingServer:
         user's that can be used. ``proof``: what a command must give; None: nothing. Raises ConfigError if the
         socket cannot be created."""
         self._cluster, self._name, self._proof = cluster, name, proof
-        self._places = threading.BoundedSemaphore(AT_A_TIME)
+        self._slots = threading.BoundedSemaphore(AT_A_TIME)
         self._closing = False
         self.path, self._listener = _listening(name, folders() if where is None else [where])
         self._thread = threading.Thread(target=self._run, name=f"{name}-reading", daemon=True)
@@ -97,7 +97,7 @@ class ReadingServer:
                 continue
             failing = False
             link.settimeout(TIMEOUT_S)
-            if not self._places.acquire(blocking=False):
+            if not self._slots.acquire(blocking=False):
                 _refuse(link, f"the {self._name} is busy")
                 continue
             thread = threading.Thread(
@@ -106,7 +106,7 @@ class ReadingServer:
             try:
                 thread.start()
             except RuntimeError as error:  # the process may have no more threads
-                self._places.release()
+                self._slots.release()
                 _refuse(link, f"the {self._name} has no thread for this: {error}")
 
     def _is_closing(self) -> bool:
@@ -124,7 +124,7 @@ class ReadingServer:
         except (OSError, msgspec.MsgspecError) as error:
             log.debug("a command disconnected, or sent an invalid question: %s", error)
         finally:
-            self._places.release()
+            self._slots.release()
 
     def answer(self, question: Question) -> Answer:
         """The answer to one question."""
@@ -155,10 +155,10 @@ class ReadingServer:
         return len(here) == 1 and same_address(here[0], self._cluster.address)
 
 
-def _listening(name: str, places: list[Path]) -> tuple[Path, socket.socket]:
+def _listening(name: str, folders: list[Path]) -> tuple[Path, socket.socket]:
     """A listening socket in the first of these folders that can be used. Raises the first ConfigError."""
     refused: list[ConfigError] = []
-    for where in places:
+    for where in folders:
         try:
             path = where / f"{name}-{os.getpid()}.sock"
             return path, _listen(where, path)
@@ -255,7 +255,7 @@ class SupervisorReading:
         self._cluster: SupervisedCluster | None = None
 
     def begin(self, info: ClusterInfo, health: Callable[[], Health]) -> None:
-        """Begin to answer, if there is a place for the socket, and Ray's token if Ray requires it."""
+        """Begin to answer, if there is a folder for the socket, and Ray's token if Ray requires it."""
         needed = proof(info.namespace) if is_token_auth_enabled() else None
         if needed == b"":
             log.info("commands that only read join Ray themselves: this process does not know Ray's token")

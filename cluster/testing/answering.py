@@ -19,7 +19,7 @@ from escrowmq.cluster.testing.event_loop import StagedLoop
 from escrowmq.cluster.testing.stage import Stage
 from escrowmq.feedback.answering.answering import Answering
 from escrowmq.feedback.answering.query_pool import QueryPool
-from escrowmq.feedback.answering.shard_link import AskedCheck, Place, Respondent
+from escrowmq.feedback.answering.shard_link import AskedCheck, GroupTopic, Respondent
 from escrowmq.feedback.asking.shard import FeedbackShard
 from escrowmq.feedback.asking.shard_report import ShardReport
 from escrowmq.feedback.brokers import BrokerUnreachable
@@ -106,7 +106,7 @@ class StagedPort:
         return await asyncio.shield(parked)
 
     async def answer(
-        self, instance: str, answers: Sequence[tuple[Place, str, str, str, int]]
+        self, instance: str, answers: Sequence[tuple[GroupTopic, str, str, str, int]]
     ) -> tuple[str, Any]:
         """See ``FeedbackShard.answer``."""
         return self._shard.answer(self._app, instance, answers)

@@ -87,7 +87,7 @@ RETURNED = {
         "actors.admin.types.NodeStatus",
         "actors.admin.types.ReplicaShift",
         "actors.admin.topic_creation.PartitionTrim",
-        "actors.admin.group_changes.PlaceReset",
+        "actors.admin.group_changes.OffsetReset",
         "actors.admin.types.StoredMessage",
         "actors.admin.types.FoundMessages",
         "actors.admin.types.MessageTrace",

@@ -45,9 +45,9 @@ class FeedbackLost(EscrowMQError):
 
 
 #: Broker group and topic of a check: returned unchanged with the answer.
-Place = tuple[int, str]
-#: A check under one PREPARE: place, transaction, log index of the PREPARE.
-AskedCheck = tuple[Place, str, int]
+GroupTopic = tuple[int, str]
+#: A check under one PREPARE: group and topic, transaction, log index of the PREPARE.
+AskedCheck = tuple[GroupTopic, str, int]
 
 
 class FeedbackPort(Protocol):
@@ -57,7 +57,7 @@ class FeedbackPort(Protocol):
         self, instance: str, room: int, working: Sequence[AskedCheck], wait_s: float, fence: bytes
     ) -> tuple[str, Any]: ...
     async def answer(
-        self, instance: str, answers: Sequence[tuple[Place, str, str, str, int]]
+        self, instance: str, answers: Sequence[tuple[GroupTopic, str, str, str, int]]
     ) -> tuple[str, Any]: ...
     async def leave(self, instance: str, idle: bool = False) -> None: ...
 

@@ -260,7 +260,7 @@ class PollAdmission:
         self.parked -= 1
         self._ended(producers, present)
 
-    def has_place_for(self, name: str) -> bool:
+    def has_room_for(self, name: str) -> bool:
         """Whether the app is known, or there is room for it."""
         if name in self.apps or len(self.apps) < self._config.apps_max:
             return True
@@ -269,7 +269,7 @@ class PollAdmission:
         self.say("apps", "%d apps poll here: producers of further ones are sent away", len(self.apps))
         return False
 
-    def has_place_to_park(self, producers: AppProducers, beyond: int) -> bool:
+    def may_park(self, producers: AppProducers, beyond: int) -> bool:
         """Whether one more poll may be parked. ``beyond``: how far above the app's bound, if checks wait for
         this producer alone. If necessary, another poll is sent away for it."""
         config = self._config
@@ -287,7 +287,7 @@ class PollAdmission:
         return True
 
     def away(self) -> Polled:
-        """The answer to a poll for which there is no place."""
+        """The answer to a poll for which there is no room."""
         self.counts["polls_refused"] += 1
         return "retry", self.pace.retry_s() * self._rng.uniform(0.5, 1.5)
 

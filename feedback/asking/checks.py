@@ -40,11 +40,11 @@ CHECKS_MAX = 1_000_000
 ANSWERS_MAX = 10_000
 
 #: (group, topic) that a check is from, and transaction id.
-PlacedKey = tuple[tuple[int, str], str]
+TopicKey = tuple[tuple[int, str], str]
 #: A check under one PREPARE: its key, and the log index of the transaction's newest PREPARE.
 AskedCheck = tuple[CheckKey, int]
-PlacedCheck = tuple[PlacedKey, int]
-PlacedAnswer = tuple[PlacedKey, TransactionState, Trouble, int]
+TopicCheck = tuple[TopicKey, int]
+TopicAnswer = tuple[TopicKey, TransactionState, Trouble, int]
 
 
 def app_of(value: Any) -> str:
@@ -64,10 +64,10 @@ def room_of(value: Any) -> int:
     return value
 
 
-def working_of(value: Any) -> list[PlacedCheck]:
+def working_of(value: Any) -> list[TopicCheck]:
     """The checks that it works on: ((group, topic), transaction id, index of the PREPARE) for each."""
     rows = _rows("working", value, 3, CHECKS_MAX)
-    return [(_key("working", place, tx_id), _index("working", index)) for place, tx_id, index in rows]
+    return [(_key("working", source, tx_id), _index("working", index)) for source, tx_id, index in rows]
 
 
 def fence_of(value: Any) -> bytes:
@@ -91,17 +91,17 @@ def wait_of(value: Any) -> float:
     return float(min(value, 1e9))
 
 
-def answers_of(value: Any) -> list[PlacedAnswer]:
+def answers_of(value: Any) -> list[TopicAnswer]:
     """Answers: ((group, topic), transaction id, state, trouble, index of the PREPARE) for each."""
     found = []
-    for place, tx_id, state, trouble, index in _rows("answers", value, 5, ANSWERS_MAX):
+    for source, tx_id, state, trouble, index in _rows("answers", value, 5, ANSWERS_MAX):
         try:
             said = TransactionState(state), Trouble(trouble)
         except (ValueError, TypeError):  # TypeError: it is not even hashable
             raise InvalidMessage(
                 f"answers must hold a state and a trouble by name, not {_shown(state)}, {_shown(trouble)}"
             ) from None
-        found.append((_key("answers", place, tx_id), *said, _index("answers", index)))
+        found.append((_key("answers", source, tx_id), *said, _index("answers", index)))
     return found
 
 
@@ -114,10 +114,10 @@ def _rows(name: str, value: Any, columns: int, rows_max: int) -> Any:
     return value
 
 
-def _key(name: str, place: Any, tx_id: Any) -> PlacedKey:
-    if type(place) not in (list, tuple) or len(place) != 2:
-        raise InvalidMessage(f"{name} must name a group and a topic, not {_shown(place)}")
-    gid, topic = place
+def _key(name: str, source: Any, tx_id: Any) -> TopicKey:
+    if type(source) not in (list, tuple) or len(source) != 2:
+        raise InvalidMessage(f"{name} must name a group and a topic, not {_shown(source)}")
+    gid, topic = source
     if type(gid) is not int or not 0 <= gid < GROUPS_MAX:
         raise InvalidMessage(f"{name} must name a group by its number, not {_shown(gid)}")
     topic = _text(f"a topic in {name}", topic, NAME_CHARS_MAX)

@@ -37,9 +37,9 @@ Pair = tuple[str, str]  # app, topic
 
 class Pairs(Protocol):
     """What it needs from the process. ``news``: number of the group's latest news on a pair; None: nothing is
-    due. ``places``: waits until there may be further pairs, and returns how many."""
+    due. ``free_slots``: waits until there may be further pairs, and returns how many."""
 
-    async def places(self) -> int: ...
+    async def free_slots(self) -> int: ...
     def due(self, gid: int, pair: Pair) -> None: ...
     def nothing_due(self, gid: int, pair: Pair, news: int) -> None: ...
     def news(self, gid: int, pair: Pair) -> int | None: ...
@@ -117,7 +117,7 @@ class DueWatch:
         if not self._wanting:
             self._to_lock.clear()
             await self._to_lock.wait()
-        asked = self._next_to_lock(min(await self._pairs.places(), PAIRS_PER_CALL))
+        asked = self._next_to_lock(min(await self._pairs.free_slots(), PAIRS_PER_CALL))
         if not asked:
             return
         wanted = [(*pair, room) for pair, room, _ in asked]

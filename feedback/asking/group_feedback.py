@@ -312,9 +312,9 @@ class GroupFeedback:
         lacking: dict[str, str] = {}
         if result[0] != ResultCode.PARTIAL:
             return lacking
-        for place, code, info in result[1]:
+        for i, code, info in result[1]:
             if code == ResultCode.NOT_PREPARED:
-                lacking[ids[place]] = f"parts are missing in group {self.gid}"
+                lacking[ids[i]] = f"parts are missing in group {self.gid}"
             if code == ResultCode.RETRY:  # or another decision is on its way: checked again, if need be
                 self.counts["prepared_again"] += 1
             if code == ResultCode.TX_CONFLICT:
@@ -322,10 +322,10 @@ class GroupFeedback:
                 log.warning(
                     "the answer %s for transaction %r of app %r came too late: it is recorded as %s",
                     verdict.value,
-                    ids[place],
+                    ids[i],
                     self.app,
                     info,
-                    extra=self._logged(ids[place]),
+                    extra=self._logged(ids[i]),
                 )
         return lacking
 

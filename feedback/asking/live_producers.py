@@ -114,7 +114,7 @@ class LiveProducers:
 #
 # Forgetting an owner is safe: it is met again, and waited for again. But owners that are online must not
 # crowd out those that are not, or the transactions of these would never become free: an owner that is met
-# unheard has a place that is freed only when it is heard, or gone. Pure: takes ``now`` in seconds.
+# unheard has a slot that is freed only when it is heard, or gone. Pure: takes ``now`` in seconds.
 
 #: Owners that were heard, and as many that were met unheard (4 MB each). An unheard one that does not fit is
 #: met later, when another one is gone: until then its checks wait.

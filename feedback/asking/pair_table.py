@@ -47,8 +47,8 @@ class PairTable:
         self._pairs: dict[Pair, TopicFeedback] = {}
         self._working: dict[TopicFeedback, None] = {}  # those that have deadlines
         self._asleep: OrderedDict[TopicFeedback, None] = OrderedDict()  # the longest asleep first
-        self._place = asyncio.Event()
-        self._place.set()
+        self._has_slot = asyncio.Event()
+        self._has_slot.set()
         self._closing: set[asyncio.Task[None]] = set()
 
     def __len__(self) -> int:
@@ -72,7 +72,7 @@ class PairTable:
     def works(self, pair: TopicFeedback) -> bool:
         return pair in self._working
 
-    async def places(self) -> int:
+    async def free_slots(self) -> int:
         """Waits until further pairs may be here; returns how many. Meanwhile the leader keeps what is due."""
         while self._asleep and self.full:
             self.drop(next(iter(self._asleep)))
@@ -80,8 +80,8 @@ class PairTable:
             self._counts["pairs_full"] += 1
             text = "%d apps and topics have checks here: further ones wait"
             self._poll_admission.say("pairs_full", text, len(self._pairs))
-            self._place.clear()
-            await self._place.wait()
+            self._has_slot.clear()
+            await self._has_slot.wait()
         return max(self._config.pairs_max - len(self._pairs), 1)
 
     def host(self, app: str, topic: str) -> TopicFeedback | None:
@@ -113,7 +113,7 @@ class PairTable:
         if pair not in self._asleep:
             pair.idle_since = self._keeper.now()
             self._asleep[pair] = None
-            self._place.set()
+            self._has_slot.set()
 
     def wake(self, pair: TopicFeedback, producers: AppProducers) -> None:
         """It has checks on hand from now on, and is told of polls; it has not been told of earlier ones."""
@@ -160,7 +160,7 @@ class PairTable:
             closing = asyncio.ensure_future(pair.close())
             self._closing.add(closing)
             closing.add_done_callback(self._closing.discard)
-        self._place.set()
+        self._has_slot.set()
 
     def tick(self) -> None:
         """Deadlines of all working pairs."""

@@ -26,7 +26,7 @@ from escrowmq.feedback.asking.due_watch import DueWatch, Pair
 from escrowmq.feedback.asking.group_feedback import Way
 from escrowmq.feedback.asking.pair_table import PairTable
 from escrowmq.feedback.asking.shard_report import ShardReport
-from escrowmq.feedback.asking.topic_feedback import Handed, Place, TopicFeedback
+from escrowmq.feedback.asking.topic_feedback import GroupTopic, Handed, TopicFeedback
 from escrowmq.feedback.brokers import AskMembers, Brokers, GroupLeader
 from escrowmq.feedback.config import FeedbackConfig
 from escrowmq.feedback.policy import RUNNING_MAX_S, Trouble, endless
@@ -145,13 +145,13 @@ class FeedbackShard:
         app: str,
         instance: str,
         room: int,
-        working: Sequence[tuple[Place, str, int]],
+        working: Sequence[tuple[GroupTopic, str, int]],
         wait_s: float,
         fence: bytes = b"",
     ) -> Polled:
         """Checks for this producer, of any topic of its app, as soon as there are any: ``("ok", [Handed,
-        ...])``, empty after the wait. ``room``: how many it accepts; ``working``: (place, transaction, index)
-        of checks that it has not answered yet, and whose local transactions it does not run. ``fence``: the
+        ...])``, empty after the wait. ``room``: how many it accepts; ``working``: (source, tx_id, index) of
+        checks that it has not answered yet, and whose local transactions it does not run. ``fence``: the
         table whose rows it answers from; it is asked about no others' that have one. ``("retry",
         seconds)``: too many producers are parked here, come back later.
 
@@ -162,14 +162,14 @@ class FeedbackShard:
         fence = checks.fence_of(fence)
         admission = self._poll_admission
         admission.pace.arrive(instance, self.now())
-        if not admission.has_place_for(app):
+        if not admission.has_room_for(app):
             return admission.away()
         producers = admission.app(app)
         self._apps.move_to_end(app)
         wanted = instance in producers.owners.wanted or any(p.wants(instance) for p in producers.awake)
         beyond = WANTED_MAX if wanted else 0
         present = producers.arrive(instance, room, self._config.producers_max + beyond)
-        parks = present is not None and admission.has_place_to_park(producers, beyond)
+        parks = present is not None and admission.may_park(producers, beyond)
         if present is not None:
             present.led_elsewhere = present.led_elsewhere and present.fence == fence
             present.fence = fence
@@ -192,9 +192,9 @@ class FeedbackShard:
             producers.end_poll(present, ("ok", []), poll)
 
     def answer(
-        self, app: str, instance: str, answers: Sequence[tuple[Place, str, str, str, int]]
+        self, app: str, instance: str, answers: Sequence[tuple[GroupTopic, str, str, str, int]]
     ) -> tuple[str, Any]:
-        """Answers (place, transaction, state, trouble, index): ``("ok", [number, ...])`` with those, counted
+        """Answers (source, transaction, state, trouble, index): ``("ok", [number, ...])`` with those, counted
         from 0, that were not accepted because too many of their topic wait for their submit; send these
         again.
         """
@@ -208,7 +208,7 @@ class FeedbackShard:
                 present.led_elsewhere = trouble is Trouble.ELSEWHERE
             pair = self._pairs.get(app, topic)
             if pair is None and state in DECISIVE:  # a late answer: as true as an early one
-                if not self._poll_admission.has_place_for(app) or self._pairs.full:
+                if not self._poll_admission.has_room_for(app) or self._pairs.full:
                     refused.append(number)
                     continue
                 pair = self._pairs.host(app, topic)
@@ -242,9 +242,9 @@ class FeedbackShard:
 
     # ---------------------------------------------------------------- the watches call these (Pairs)
 
-    async def places(self) -> int:
+    async def free_slots(self) -> int:
         """Waits until further pairs may be here; returns how many. Meanwhile the leader keeps what is due."""
-        return await self._pairs.places()
+        return await self._pairs.free_slots()
 
     def due(self, gid: int, pair: Pair) -> None:
         """Group ``gid`` says that something is due, or open. Ignored if the app has no producer here:
@@ -353,7 +353,7 @@ class FeedbackShard:
         producers: AppProducers,
         instance: str,
         room: int,
-        keys: Iterable[checks.PlacedCheck],
+        keys: Iterable[checks.TopicCheck],
         *,
         parked: bool,
         fence: bytes,

@@ -16,7 +16,7 @@ class ShardReport(Carried, frozen=True, kw_only=True):
     producers that wait here to be asked; ``poll_wait_s``: for how long each stays. ``tables_missing``: app
     and name of fences' tables, up to eight, under which transactions are open and which no producer here has.
     ``counts``: events since the process started, by name; ``errors``: pairs that failed; ``polls_refused``
-    and ``answers_refused``: sent away; ``pairs_full``: had to wait for a place.
+    and ``answers_refused``: sent away; ``pairs_full``: had to wait for a slot.
     """
 
     shard: int

@@ -26,10 +26,11 @@ log = logging.getLogger(__name__)
 #: How often the log repeats that nobody has the table of some transactions.
 SAY_EVERY_S = 60.0
 #: Where a check comes from: broker group and topic. Producers return it unchanged with their answers.
-Place = tuple[int, str]
-#: What a poll hands out per check: place, transaction id, query id, checks so far, seconds to answer (0: only
-#: whether the producer runs it), log index of its newest PREPARE, the table whose rows decide (empty: none).
-Handed = tuple[Place, str, str, int, float, int, bytes]
+GroupTopic = tuple[int, str]
+#: What a poll hands out per check: where it comes from, transaction id, query id, checks so far, seconds to
+#: answer (0: only whether the producer runs it), log index of its newest PREPARE, the table whose rows decide
+#: (empty: none).
+Handed = tuple[GroupTopic, str, str, int, float, int, bytes]
 
 
 class Host(Protocol):
@@ -145,8 +146,8 @@ class TopicFeedback:
     def _handed(self, check: Check) -> Handed:
         row = check.row
         answer_s = 0.0 if check.brief else self._config.answer_s
-        place = check.gid, self.topic
-        return place, row.tx_id, row.query_id, row.checks, answer_s, row.newest_index, row.fence
+        source = check.gid, self.topic
+        return source, row.tx_id, row.query_id, row.checks, answer_s, row.newest_index, row.fence
 
     # ---------------------------------------------------------------- of broker groups
 

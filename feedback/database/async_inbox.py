@@ -15,7 +15,14 @@ from sqlalchemy.orm import Session
 
 from escrowmq.feedback.database.async_fence import another_engine, asynchronous, engine_of, with_core_of
 from escrowmq.feedback.database.failures import is_away
-from escrowmq.feedback.database.inbox import INBOX_TABLE, Entered, GroupPlaces, Inbox, InboxPurged, Place
+from escrowmq.feedback.database.inbox import (
+    INBOX_TABLE,
+    Entered,
+    GroupOffsets,
+    Inbox,
+    InboxPurged,
+    StoredRecord,
+)
 from escrowmq.feedback.database.sqlalchemy_links import link_of
 from escrowmq.feedback.database.statements import KEEP_S
 
@@ -62,7 +69,7 @@ class AsyncInbox:
             await session.run_sync(lambda _: self._inbox.create_table())
 
     @asynccontextmanager
-    async def once(self, db: Any, record: Place) -> AsyncIterator[bool]:
+    async def once(self, db: Any, record: StoredRecord) -> AsyncIterator[bool]:
         """See ``Inbox.once``; ``db``: an AsyncConnection or an AsyncSession."""
         given = asynchronous(db, "Inbox")
 
@@ -104,7 +111,7 @@ class AsyncInbox:
         """See ``Inbox.is_away``."""
         return is_away(error)
 
-    async def purge(self, admin: GroupPlaces | None, *, keep_s: float = KEEP_S) -> InboxPurged:
+    async def purge(self, admin: GroupOffsets | None, *, keep_s: float = KEEP_S) -> InboxPurged:
         """See ``Inbox.purge``; runs in a helper thread."""
         purged: InboxPurged = await asyncio.to_thread(
             asyncio.run,

@@ -50,7 +50,7 @@ class DjangoLink:
                 cursor.execute(sql)
             yield cursor
 
-    def place(self) -> str | None:
+    def target(self) -> str | None:
         if self.dialect == "sqlite":
             return file_of(self) or None
         told = self.connection.settings_dict

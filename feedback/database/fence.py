@@ -195,7 +195,7 @@ class Checking:
         found = bytes(read[0][0]) if read else None
         if found != own:
             raise WrongDatabase(
-                f"the table {self._statements.table} where this connection leads ({link.place()}) is of "
+                f"the table {self._statements.table} where this connection leads ({link.target()}) is of "
                 f"another database: its name is {_shown(found)}, and these checks are of {_shown(own)}. A "
                 "database, schema or search path differs between who prepares and who answers, or the table "
                 "was made anew"
@@ -249,8 +249,8 @@ TABLE = "escrowmq_fence"
 #: How long a check waits for a local transaction that is still running; then it returns UNKNOWN and is
 #: repeated. Well below ``query_timeout_s`` (5 s), after which the check would count as hanging.
 LOCK_TIMEOUT_S = 2.0
-#: How many places are remembered as leading to the fence's database; others are checked again.
-PLACES_MAX = 256
+#: How many targets are remembered as the fence's database; other connections are checked again.
+TARGETS_MAX = 256
 
 
 class Fence(TxStatusQuerier):
@@ -295,7 +295,7 @@ class Fence(TxStatusQuerier):
         self._schema, self._lock_timeout_s = self.statements.create, lock_timeout_s
         self._checking = Checking(self.statements, app, lock_timeout_s, clock)
         self._identity: bytes | None = None
-        self._places: set[str] = set()
+        self._targets: set[str] = set()
         #: The table's schema cannot be written into statements, so each transaction may lead to another one.
         self._elsewhere = False
         #: How a producer asks before it decides; an asynchronous fence has another way.
@@ -502,20 +502,20 @@ class Fence(TxStatusQuerier):
         )
 
     def _refuse_other_database(self, link: Link, own: bytes) -> None:
-        """Called after writing the fence's row, which must be the first statement; once for each place."""
-        place = None if self._elsewhere else link.place()
-        if place is not None and place in self._places:
+        """Called after writing the fence's row, which must be the first statement; once for each target."""
+        target = None if self._elsewhere else link.target()
+        if target is not None and target in self._targets:
             return
         if identity(link, self.statements) != own:
             raise WrongDatabase(
-                f"the connection leads to another database ({link.place()}) than the one that answers "
+                f"the connection leads to another database ({link.target()}) than the one that answers "
                 "checks: the row in it would protect nothing. Pass Fence the engine of the database that the "
                 "local transactions change"
             )
-        if place is not None:
-            if len(self._places) >= PLACES_MAX:
-                self._places.clear()
-            self._places.add(place)
+        if target is not None:
+            if len(self._targets) >= TARGETS_MAX:
+                self._targets.clear()
+            self._targets.add(target)
 
     def learn_fence(self) -> bytes:
         """See ``TxStatusQuerier``."""
@@ -530,7 +530,7 @@ class Fence(TxStatusQuerier):
     def over(self, database: Any) -> Fence:
         """A fence of the same table over other connections; checks through it see whether they lead there."""
         fence = copy.copy(self)
-        fence._database, fence._places = database_of(database), set()
+        fence._database, fence._targets = database_of(database), set()
         return fence
 
     @property

@@ -36,14 +36,15 @@ from escrowmq.replication.model import TopicInfo
 # The rows of an inbox, as values: which record a row stands for, and which rows may be removed. Pure.
 #
 # A row exists if, and only if, the work for its record is committed, because both are written in one database
-# transaction. Its key is a digest of the consumer group and of the place where the record was first stored.
+# transaction. Its key is a digest of the consumer group and of the topic, partition and offset at which
+# the record was first stored.
 
 #: A group's name is stored as bytes; MariaDB's INSERT IGNORE would cut a longer one without a word.
 GROUP_BYTES_MAX = 2048
 
 
-class Place(Protocol):
-    """Where a record is: as much of a ``ConsumerRecord`` as an inbox needs."""
+class StoredRecord(Protocol):
+    """Where a record is stored: as much of a ``ConsumerRecord`` as an inbox needs."""
 
     @property
     def topic(self) -> str:
@@ -85,11 +86,11 @@ class Origin:
 
 def origin_of(record: Any) -> Origin:
     """Where a record was first stored: its ``origin`` if it has one, because it was stored again for another
-    attempt, else its own place. Raises DatabaseMisused for anything else than a record."""
+    attempt, else its own offset. Raises DatabaseMisused for anything else than a record."""
     first = getattr(record, "origin", None)
-    place: Place = record if first is None else first
+    stored: StoredRecord = record if first is None else first
     try:
-        origin = Origin(place.topic, place.partition, place.offset, place.timestamp)
+        origin = Origin(stored.topic, stored.partition, stored.offset, stored.timestamp)
     except AttributeError:
         origin = Origin("", -1, -1, -1)
     numbers = (origin.partition, origin.offset, origin.timestamp)
@@ -125,20 +126,20 @@ def disposable(
     rows: Iterable[InboxRow],
     group: str,
     before: int,
-    places: Mapping[tuple[str, int], int] | None,
+    committed: Mapping[tuple[str, int], int] | None,
     again: Set[bytes] = frozenset(),
 ) -> list[bytes]:
     """Keys of the group's rows that were written before ``before`` (ms since the epoch), and whose records
     are not delivered again.
 
-    ``places``: for each partition, the offset from which the group is delivered records. None: not known, and
-    the time alone decides. A partition that is missing has been deleted. ``again``: keys of records of which
-    the broker has copies that may still be delivered.
+    ``committed``: for each partition, the offset from which the group is delivered records. None: not known,
+    and the time alone decides. A partition that is missing has been deleted. ``again``: keys of records of
+    which the broker has copies that may still be delivered.
     """
     old = (row for row in rows if row.group == group and row.handled_ms < before and row.key not in again)
-    if places is None:
+    if committed is None:
         return [row.key for row in old]
-    return [row.key for row in old if row.offset < places.get((row.topic, row.partition), row.offset + 1)]
+    return [row.key for row in old if row.offset < committed.get((row.topic, row.partition), row.offset + 1)]
 
 
 class InboxStatements:
@@ -157,8 +158,8 @@ class InboxStatements:
             f"){dialect.after_table}"
         )
         self.enter = (
-            f"{dialect.insert} {table} VALUES (:key, :consumer_group, :topic, :place, :topic_offset, "
-            f":handled_ms){dialect.ignoring}"
+            f"{dialect.insert} {table} VALUES (:key, :consumer_group, :topic, :topic_partition, "
+            f":topic_offset, :handled_ms){dialect.ignoring}"
         )
         self.own = f"SELECT handled_ms FROM {table} WHERE record_key = :key"
         self.undo = f"DELETE FROM {table} WHERE record_key = :key"
@@ -185,14 +186,14 @@ LOOKS, LOOK_S = 10, 0.2
 PAUSE_MORE = 1.1
 
 
-class GroupPlaces(Protocol):
+class GroupOffsets(Protocol):
     """What a purge needs from ``cluster.admin``."""
 
     def topics(self) -> list[TopicInfo]:
         """All topics."""
 
     def describe_group(self, group: str) -> Any:
-        """The group's place in each partition."""
+        """The group's committed offset in each partition."""
 
     def dead_letters(self, group: str, limit: int = 100) -> Sequence[Any]:
         """Those that were neither redriven nor dropped."""
@@ -213,7 +214,7 @@ def purge_inbox(
     link: Link,
     statements: InboxStatements,
     group: str,
-    admin: GroupPlaces | None,
+    admin: GroupOffsets | None,
     now_ms: int,
     before_ms: int,
     slice_rows: int,
@@ -221,11 +222,11 @@ def purge_inbox(
     told: Callable[[InboxPurged], None],
 ) -> InboxPurged:
     """One pass over the table."""
-    places = again = None
+    committed = again = None
     if admin is not None:
         for look in range(LOOKS):
             time.sleep(LOOK_S if look else 0.0)
-            letters, described, places = _described(admin, group)
+            letters, described, committed = _described(admin, group)
             again = _coming_again(admin, group, described, letters)
             if again is not None:
                 break
@@ -236,7 +237,7 @@ def purge_inbox(
     while True:
         found = [_row(values) for values in link.rows(statements.slice, {"after": after, "most": slice_rows})]
         link.commit()
-        keys = disposable(found, group, before_ms, places, again or frozenset())
+        keys = disposable(found, group, before_ms, committed, again or frozenset())
         if keys:
             link.run(*statements.remove(keys))
             link.commit()
@@ -250,21 +251,21 @@ def purge_inbox(
 
 
 def _described(
-    admin: GroupPlaces, group: str
+    admin: GroupOffsets, group: str
 ) -> tuple[Sequence[Any] | None, Any, dict[tuple[str, int], int]]:
-    """The group's dead letters (None: too many), the group, and its places. In this order: what is redriven
-    meanwhile is among the letters, and what the group passes meanwhile counts as not passed."""
+    """The group's dead letters (None: too many), the group, and its committed offsets. In this order: what
+    is redriven meanwhile is among the letters, and what the group passes meanwhile counts as not passed."""
     share = getattr(admin.describe_group(group), "share", None)
     letters: Sequence[Any] | None = []
     if share is not None and share.dead:
         letters = admin.dead_letters(group, limit=LETTERS_MAX)
         letters = None if len(letters) >= LETTERS_MAX else letters
     described = admin.describe_group(group)
-    return letters, described, places_of(admin, described)
+    return letters, described, committed_offsets(admin, described)
 
 
 def _coming_again(
-    admin: GroupPlaces, group: str, described: Any, letters: Sequence[Any] | None
+    admin: GroupOffsets, group: str, described: Any, letters: Sequence[Any] | None
 ) -> set[bytes] | None:
     """Keys of records of which copies are dead letters, or wait in the group's topic of retries for a
     consumer. A group that is past a record gets it again through these. None: there are too many."""
@@ -295,16 +296,16 @@ def _longest_pause_ms(described: Any) -> int:
     return 0 if share is None else int(max(share.settings.delays_s, default=0.0) * PAUSE_MORE * 1000)
 
 
-def places_of(admin: GroupPlaces, described: Any) -> dict[tuple[str, int], int]:
+def committed_offsets(admin: GroupOffsets, described: Any) -> dict[tuple[str, int], int]:
     """For each partition that exists: the offset from which the group is delivered records."""
     # Asked for afterwards: a topic that is created meanwhile must not look like a deleted one.
-    places = {(info.name, number): 0 for info in admin.topics() for number in range(info.partitions)}
-    for place in described.partitions:
-        places[place.topic, place.partition] = place.committed or 0
+    committed = {(info.name, number): 0 for info in admin.topics() for number in range(info.partitions)}
+    for p in described.partitions:
+        committed[p.topic, p.partition] = p.committed or 0
     share = getattr(described, "share", None)
     if share is not None and share.settings.kind == SHARE:  # it commits no offsets
-        places.update({(place.topic, place.partition): place.start for place in share.partitions})
-    return places
+        committed.update({(p.topic, p.partition): p.start for p in share.partitions})
+    return committed
 
 
 def _row(values: Sequence[Any]) -> InboxRow:
@@ -369,7 +370,7 @@ class Inbox:
             raise self._explained(error) from error
 
     @contextmanager
-    def once(self, db: Any, record: Place) -> Iterator[bool]:
+    def once(self, db: Any, record: StoredRecord) -> Iterator[bool]:
         """Whether the record is handled for the first time; if so, do the work inside the block.
 
         ``db``: a Connection or Session of SQLAlchemy, or a DB-API connection; the work belongs into the same
@@ -436,7 +437,7 @@ class Inbox:
         ``escrowmq.integrations.database_is_away``. ``run`` asks this, and waits."""
         return is_away(error)
 
-    def enter(self, link: Link, record: Place) -> Entered | None:
+    def enter(self, link: Link, record: StoredRecord) -> Entered | None:
         """Write the record's row; None if it was there."""
         origin = origin_of(record)
         link.refuse_autocommit("the inbox's row")
@@ -445,7 +446,7 @@ class Inbox:
             "key": entered.key,
             "consumer_group": self._name,
             "topic": origin.topic.encode(),
-            "place": origin.partition,
+            "topic_partition": origin.partition,
             "topic_offset": origin.offset,
             "handled_ms": entered.handled_ms,
         }
@@ -509,7 +510,7 @@ class Inbox:
 
     def purge(
         self,
-        admin: GroupPlaces | None,
+        admin: GroupOffsets | None,
         *,
         keep_s: float = KEEP_S,
         slice_rows: int = 1000,

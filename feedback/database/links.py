@@ -37,7 +37,7 @@ class Link(Protocol):
     def changed(self, sql: str, values: Mapping[str, Any]) -> int:
         """How many rows a statement has inserted or deleted."""
 
-    def place(self) -> str | None:
+    def target(self) -> str | None:
         """A name for where it leads, the same for all connections to the same database with the same
         settings; None: it has none, so ask the database each time."""
 
@@ -144,7 +144,7 @@ class DriverLink:
             raise
         return cursor
 
-    def place(self) -> str | None:
+    def target(self) -> str | None:
         connection = self.connection
         if self.driver == "sqlite3":
             return file_of(self) or None  # without a file: each connection may be a database of its own
@@ -228,7 +228,7 @@ class DriverDatabase:
         self._connect = connect
         with self._open() as link:
             self.dialect = link.dialect
-            if link.place() is None:
+            if link.target() is None:
                 raise DatabaseMisused(
                     "an in-memory database, or one without a file: each connection may find another one, and "
                     "checks have their own connection; use a file"

@@ -1,7 +1,7 @@
 """The SQL of an outbox: its messages, and the lease of each shard. Text with named values; pure.
 
 Numbers that the relay itself has read are written into the text: a batch has hundreds of them, and a
-statement has few places for values.
+statement has few placeholders for values.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from escrowmq.replication.errors import InvalidMessage
 from escrowmq.replication.model import Message
 
 # ------------------------------------------------------------------------------------------------------------
-# The rows of an outbox, as values: a message's content, its place in the order, and its group. Pure.
+# The rows of an outbox, as values: a message's content, its position in the order, and its group. Pure.
 #
 # Databases keep rows while the software is upgraded: no number of ``Row.state`` is ever reused, and a content
 # that was written once can be read for ever.

@@ -46,7 +46,7 @@ class Shipping(Protocol):
     def claim(self, shard: int) -> int:
         """Become the only producer of this name; the claim's epoch."""
 
-    def place(self, shard: int, message: Message, turn: int) -> int | str:
+    def partition_of(self, shard: int, message: Message, turn: int) -> int | str:
         """The message's partition, the one that it names if it does, or why it cannot be sent. ``turn``: any
         number, for messages without a key. Asked after ``claim``."""
 
@@ -141,11 +141,11 @@ class Relay:
         placed: dict[int, int] = {}
         broken: dict[bytes, str] = {}
         for row in rows:
-            place = self._place(row)
-            if isinstance(place, int):
-                placed[row.id] = place
+            partition = self._partition_of(row)
+            if isinstance(partition, int):
+                placed[row.id] = partition
             else:
-                broken[row.group] = place
+                broken[row.group] = partition
         if broken:  # the whole groups: their messages belong together
             self.problem = next(iter(broken.values()))
             for group, error in broken.items():
@@ -154,7 +154,7 @@ class Relay:
         self._batch = self._shards.mark(lease, rows, placed)
         return Step.SENT
 
-    def _place(self, row: OutboxRow) -> int | str:
+    def _partition_of(self, row: OutboxRow) -> int | str:
         """The row's partition, or why it can never be sent."""
         if row.size > CONTENT_BYTES_MAX:
             return f"the row's content has {row.size:,} bytes, more than any message may have: drop it"
@@ -162,7 +162,7 @@ class Relay:
             message = message_of(row.content)
         except UnreadableContent as error:
             return str(error)
-        return self._shipping.place(self._shard, message, row.id)
+        return self._shipping.partition_of(self._shard, message, row.id)
 
     def _send(self, lease: Lease) -> Step:
         rows, number = self._batch, lease.last + 1

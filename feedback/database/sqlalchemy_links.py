@@ -51,7 +51,7 @@ class SqlAlchemyLink:
     def changed(self, sql: str, values: Mapping[str, Any]) -> int:
         return self.connection.execute(text(sql), dict(values)).rowcount
 
-    def place(self) -> str | None:
+    def target(self) -> str | None:
         options = self.connection.get_execution_options().get("schema_translate_map")
         engine = self.connection.engine  # its URL alone may be that of others: creator=, connect_args=
         url = engine.url.render_as_string(hide_password=True)
@@ -281,8 +281,8 @@ class SqlAlchemyDatabase:
 
 def _give_back(connection: Connection, pooled: PoolProxiedConnection) -> None:
     """Closes it. SQLAlchemy sets the isolation level back while it does. If the database has just gone, it
-    lets out the driver's error, and the connection keeps its place in the application's pool for good. Here
-    what was read counts, and the place is free again."""
+    lets out the driver's error, and the connection keeps its slot in the application's pool for good. Here
+    what was read counts, and the slot is free again."""
     try:
         connection.close()
     except Exception as error:

@@ -97,7 +97,7 @@ TABLE = re.compile(r"[a-z_][a-z0-9_]{0,62}(\.[a-z_][a-z0-9_]{0,62})?")
 #: Keys in one statement: SQLite accepts 32,766 values, PostgreSQL 65,535; a row has two of its own.
 KEYS_MAX = 1000
 _VALUE = re.compile(r":(\w+)")
-#: In a schema's name: would end the quotes, or look like a value's place to some driver.
+#: In a schema's name: would end the quotes, or look like a value's placeholder to some driver.
 UNQUOTABLE = '"`:%?\\\0'
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import ray
 from ray.exceptions import ActorUnschedulableError, RayActorError, RayError
 
-from escrowmq.feedback.answering.shard_link import AskedCheck, FeedbackLost, Place
+from escrowmq.feedback.answering.shard_link import AskedCheck, FeedbackLost, GroupTopic
 from escrowmq.feedback.brokers import BrokerUnreachable
 from escrowmq.feedback.states import SUPERVISOR, broker_name
 from escrowmq.replication.calling.answers import MembersReport
@@ -93,7 +93,7 @@ class RayFeedbackPort:
         return status, value
 
     async def answer(
-        self, instance: str, answers: Sequence[tuple[Place, str, str, str, int]]
+        self, instance: str, answers: Sequence[tuple[GroupTopic, str, str, str, int]]
     ) -> tuple[str, Any]:
         """See ``FeedbackShard.answer``."""
         status, value = await _answer(self._handle.answer.remote(self._app, instance, answers))

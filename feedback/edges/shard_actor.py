@@ -20,7 +20,7 @@ import ray
 
 from escrowmq.feedback.asking.shard import FeedbackShard
 from escrowmq.feedback.asking.shard_report import ShardReport
-from escrowmq.feedback.asking.topic_feedback import Place
+from escrowmq.feedback.asking.topic_feedback import GroupTopic
 from escrowmq.feedback.config import FeedbackConfig
 from escrowmq.feedback.edges.ray_calls import RayBrokers
 from escrowmq.feedback.states import ClusterShape, shard_name
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 #: Sent with the settings, but set by the cluster: how its processes write their logs.
 LOG_FORMAT = "log_format"
-#: Calls in addition to the parked polls: those that wake the polls must always find a place.
+#: Calls in addition to the parked polls: those that wake the polls must always find a free slot.
 CALLS_BESIDE_POLLS = 500
 
 
@@ -81,7 +81,7 @@ class FeedbackShardActor:
         app: str,
         instance: str,
         room: int,
-        working: Sequence[tuple[Place, str, int]],
+        working: Sequence[tuple[GroupTopic, str, int]],
         wait_s: float,
         fence: bytes,
     ) -> tuple[str, Any]:
@@ -89,7 +89,7 @@ class FeedbackShardActor:
         return await self._shard().poll(app, instance, room, working, wait_s, fence)
 
     async def answer(
-        self, app: str, instance: str, answers: Sequence[tuple[Place, str, str, str, int]]
+        self, app: str, instance: str, answers: Sequence[tuple[GroupTopic, str, str, str, int]]
     ) -> tuple[str, Any]:
         """See ``FeedbackShard.answer``."""
         return self._shard().answer(app, instance, answers)

@@ -297,7 +297,7 @@ class FoundTransaction(Carried, frozen=True):
 class AuditEntry(Carried, frozen=True):
     """A decision made by an operator or a policy, not by a producer. ``outcome``: COMMITTED or ROLLBACK.
 
-    Or what an operator has done with dead letters: ``app`` is their group, ``tx_id`` their place
+    Or what an operator has done with dead letters: ``app`` is their group, ``tx_id`` their address
     (``topic/partition@first-last``; of a redrive into a topic all ranges, with commas in between, and
     `` -> topic (transaction)`` behind), and ``outcome`` REDRIVEN or DROPPED. Or with a group: ``app`` is the
     group, ``tx_id`` the settings that were changed, and ``outcome`` ALTERED or DELETED.
@@ -485,18 +485,19 @@ prepare(__name__)
 # may be less than was asked for. An answer without rows came after ``wait_s``, or at once if too many calls
 # wait already: then the caller asks again after ``again_s``.
 #
-# ``call`` rises with each call of the member to this broker group, and ``received`` is the ``number`` of
-# the last answer that had one: what came in others is handed out again at once. Both -1: the member does
-# not tell. ``number`` -1: nothing was handed out.
-# ``share_extend(group, member, places, lease_s)``, ``share_release(group, member, places, call)``
-# ``("ok", places)``: what the member does not hold, or no longer. See ``Place``. ``call``: the number of
-# the last call that was answered; what a later one has brought is not released, since the request may be
-# late. -1: the member does not tell.
+# ``call`` rises with each call of the member to this broker group, and ``received`` is the ``number`` of the
+# last answer that had one: what came in others is handed out again at once. Both -1: the member does not
+# tell. ``number`` -1: nothing was handed out.
+#
+# ``share_extend(group, member, ranges, lease_s)``, ``share_release(group, member, ranges, call)``
+# ``("ok", ranges)``: what the member does not hold, or no longer. See ``PartitionRanges``. ``call``: the
+# number of the last call that was answered; what a later one has brought is not released, since the request
+# may be late. -1: the member does not tell.
 #
 # ``member`` is 16 random bytes as hex, new for each consumer. Acks and nacks are requests, as sends are.
 
 #: Topic, partition, and ranges of offsets as ``[first, last, ...]``, sorted and disjoint.
-Place: TypeAlias = tuple[str, int, Sequence[int]]
+PartitionRanges: TypeAlias = tuple[str, int, Sequence[int]]
 
 
 class AcquiredRow(NamedTuple):
@@ -544,7 +545,7 @@ class SharePlace(NamedTuple):
 
 
 class SharePlaces(Carried, frozen=True):
-    """All places of a group; the columns are the fields of ``SharePlace``."""
+    """A group in all its partitions; the columns are the fields of ``SharePlace``."""
 
     topics: Sequence[str] = ()
     partitions: Sequence[int] = ()
@@ -562,7 +563,7 @@ class SharePlaces(Carried, frozen=True):
         return cls(*zip(*rows, strict=True))
 
     def rows(self) -> list[SharePlace]:
-        """One for each place."""
+        """One for each partition."""
         columns = (getattr(self, name) for name in self.__struct_fields__)
         return list(map(SharePlace._make, zip(*columns, strict=True)))
 

@@ -1,4 +1,4 @@
-"""What a coordinator answers about the places of a consumer group. Sent between processes, also of other
+"""What a coordinator answers about the offsets of a consumer group. Sent between processes, also of other
 versions, and never stored."""
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from escrowmq.replication.calling.carried_answers import Carried, prepare
 
 
 class HeldPlaces(Carried, frozen=True):
-    """``committed``: topic -> partition -> next offset. ``held``: topic -> partitions whose place an open
-    transaction will move, or leave."""
+    """``committed``: topic -> partition -> next offset. ``held``: topic -> partitions whose committed offset
+    an open transaction will move, or leave."""
 
     committed: Mapping[str, Mapping[int, int]]
     held: Mapping[str, Sequence[int]] = {}

@@ -59,7 +59,7 @@ def read_entry(data: memoryview, at: int) -> EntryHeader | None:
     """The header of the entry at ``at``, or None unless the whole entry is there with a correct checksum.
 
     Raises UnknownVersion for a sound entry of a newer version: magic, version, length and checksum
-    keep their places in every version.
+    keep their positions in every version.
     """
     body = at + HEADER_SIZE
     if body > len(data):
@@ -120,7 +120,7 @@ class Scan:
         return self.positions[-1]
 
 
-def check_place(header: EntryHeader, index: int, term: int, at: int) -> None:
+def check_sequence(header: EntryHeader, index: int, term: int, at: int) -> None:
     """Raise CorruptLog unless the entry at byte ``at`` of the file is the one that belongs there."""
     if header.index != index or header.term < term:
         raise CorruptLog(
@@ -133,7 +133,7 @@ def scan(data: memoryview, start: int, first: int, *, term: int = -1, base: int 
     """Read entries from byte ``start`` on; the first has index ``first``. Verifies every checksum. If the
     data are not the whole file, ``term`` is that of the entry before, and ``base`` where they begin.
 
-    A sound entry in the wrong place (index not in sequence, or a falling term) is corruption and raises
+    A sound entry out of sequence (index not in sequence, or a falling term) is corruption and raises
     CorruptLog; the caller decides about an unsound one, at ``Scan.end``.
     """
     positions = array("I", [start])
@@ -145,7 +145,7 @@ def scan(data: memoryview, start: int, first: int, *, term: int = -1, base: int 
             result.problem = f"no sound entry at byte {base + at}"
             break
         if header.index != index or header.term < term:  # called only then: this runs for every entry
-            check_place(header, index, term, base + at)
+            check_sequence(header, index, term, base + at)
         if header.term != term:
             term = header.term
             result.terms.append((index, term))

@@ -51,26 +51,25 @@ def split_rows(blob: bytes | memoryview, count: int) -> list[msgspec.Raw]:
         raise CorruptLog(f"{count} message rows cannot be told apart: {error}") from error
 
 
-def entries_of(blob: bytes | memoryview, count: int, place: int) -> list[int]:
-    """The entries of find_table.py for ``count`` rows, the first of which has this place in its block. Rows
-    at negative places belong to the block before, and those beyond 65,535 to the next: they have none here.
-    Raises CorruptLog if the rows cannot be told apart.
-    """
+def entries_of(blob: bytes | memoryview, count: int, first: int) -> list[int]:
+    """The entries of find_table.py for ``count`` rows, the first of which has the index ``first`` in its
+    block. Rows at negative indexes belong to the block before, and those beyond 65,535 to the next: they have
+    none here. Raises CorruptLog if the rows cannot be told apart."""
     rows = _seen(blob, count)
-    if place < 0 or place + count > BLOCK_OFFSETS:
-        rows, place = rows[max(-place, 0) : max(BLOCK_OFFSETS - place, 0)], max(place, 0)
+    if first < 0 or first + count > BLOCK_OFFSETS:
+        rows, first = rows[max(-first, 0) : max(BLOCK_OFFSETS - first, 0)], max(first, 0)
     # Comprehensions, and ``entry_of`` written out: a call for each entry costs as much again.
     found = [
         crc32c(KEY, key) << 32 | (crc32(key, KEY) & 0xFFFF) << 16 | at
-        for at, row in enumerate(rows, place)
+        for at, row in enumerate(rows, first)
         if row is not None and (key := row.key) is not None
     ]
     found += [
         crc32c(TX_ID, tx_id := row.tx_id.encode()) << 32 | (crc32(tx_id, TX_ID) & 0xFFFF) << 16 | at
-        for at, row in enumerate(rows, place)
+        for at, row in enumerate(rows, first)
         if row is not None and row.tx_id is not None
     ]
-    for at, row in enumerate(rows, place):
+    for at, row in enumerate(rows, first):
         if row is not None and row.headers:
             found.extend(entry_of(BUSINESS_KEY, key, at) for key in set(_business_keys(row)))
             origin = row.headers.get(forwarded.ORIGIN)

@@ -2,9 +2,9 @@
 
 The origin is that of a copy in an internal topic (forwarded.py): retries and dead letters are found by it.
 
-An entry is 64 bits: 48 of a hash, then 16 of a place within the block. So the entries of a block sort as
-plain numbers, and those of one hash are neighbours. A hash names candidates only: whoever reads the file
-compares each of them with the row itself.
+An entry is 64 bits: 48 of a hash, then 16 of a message's index within the block. So the entries of a block
+sort as plain numbers, and those of one hash are neighbours. A hash names candidates only: whoever reads the
+file compares each of them with the row itself.
 
 The file is derived from the log. It can be read page by page, and each page has a checksum of its own: a
 damaged file is noticed wherever it is damaged, and can be made anew. Nothing here does I/O.
@@ -25,7 +25,7 @@ import google_crc32c
 from escrowmq.replication.errors import CorruptLog, UnknownVersion
 
 MAGIC, VERSION = b"EMQF", 1
-#: Offsets of a block: a place is a number of 16 bits.
+#: Offsets of a block: an index is a number of 16 bits.
 BLOCK_OFFSETS = 1 << 16
 #: What a needle is. The numbers are part of the hash, so each kind has hashes of its own.
 KEY, TX_ID, BUSINESS_KEY, ORIGIN = 1, 2, 3, 4
@@ -39,9 +39,9 @@ crc32c: Callable[[int, bytes], int] = google_crc32c.extend
 crc32 = zlib.crc32
 
 
-def entry_of(kind: int, needle: bytes, place: int) -> int:
-    """The entry of a needle at a place of the block."""
-    return (crc32c(kind, needle) << 32) | (crc32(needle, kind) & 0xFFFF) << 16 | place
+def entry_of(kind: int, needle: bytes, index: int) -> int:
+    """The entry of a needle at an index of the block."""
+    return (crc32c(kind, needle) << 32) | (crc32(needle, kind) & 0xFFFF) << 16 | index
 
 
 class Head(NamedTuple):
@@ -128,8 +128,8 @@ def decode_page(page: bytes, told: int) -> array[int]:
     return _numbers("Q", page)
 
 
-def places(entries: Sequence[int], low: int) -> list[int]:
-    """The places among sorted entries that have the hash whose lowest entry is ``low``, in order."""
+def indexes(entries: Sequence[int], low: int) -> list[int]:
+    """The indexes of those sorted entries that have the hash whose lowest entry is ``low``, in order."""
     return [
         entry & 0xFFFF for entry in entries[bisect_left(entries, low) : bisect_left(entries, low + 0x10000)]
     ]

@@ -43,7 +43,7 @@ _decode_row = msgspec.msgpack.Decoder(StoredRow).decode
 
 
 class Origin(NamedTuple):
-    """The place of the message that was sent. ``timestamp`` in ms since the epoch."""
+    """The address of the message that was sent. ``timestamp`` in ms since the epoch."""
 
     topic: str
     partition: int

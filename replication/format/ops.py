@@ -254,7 +254,7 @@ def prepare(
 class PreMessage(Operation, frozen=True):
     """Held-back messages of one partition; body: a row each.
 
-    ``txs[i]``: the place of row i's transaction in the PREPARE before. ``sizes[i]``: its bytes.
+    ``txs[i]``: the index of row i's transaction in the PREPARE before. ``sizes[i]``: its bytes.
     ``topic_id``: the PREPARE opens nothing if there is another topic of that name.
     """
 

@@ -62,7 +62,7 @@ decode_stored: Callable[[bytes], list[StoredRow]] = msgspec.msgpack.Decoder(list
 
 
 class UnsoundValue(CorruptLog):
-    """The value of row ``position`` cannot be unpacked. Whoever knows its place raises DamagedValue."""
+    """The value of row ``position`` cannot be unpacked. Whoever knows which row it is raises DamagedValue."""
 
     def __init__(self, position: int, reason: str) -> None:
         super().__init__(position, reason)

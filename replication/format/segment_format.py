@@ -22,7 +22,7 @@ from escrowmq.replication.format.entry import (
     HEADER_SIZE,
     EntryHeader,
     Scan,
-    check_place,
+    check_sequence,
     scan,
     sound_header,
 )
@@ -174,7 +174,7 @@ def walk(read: Read, size: int, first: int, window: int = WINDOW_BYTES) -> Walke
             header = _long_entry(read, at, data, size, window)
             if header is None:
                 return Walked(last, at, f"no sound entry at byte {at}")
-            check_place(header, index, term, at)
+            check_sequence(header, index, term, at)
             count, length, term = 1, HEADER_SIZE + header.size, header.term
         at, index = at + length, index + count
         last = term, index - 1

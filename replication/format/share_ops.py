@@ -173,7 +173,7 @@ class Nack(Operation, frozen=True):
     counts attempts (``PLACES``). In the group's own topic of dead letters it means: redrive, at once and as
     at the first attempt.
 
-    Result: OK, also for messages that are final already; else PARTIAL with ``[place, code, info]``:
+    Result: OK, also for messages that are final already; else PARTIAL with ``[index, code, info]``:
     LEASE_LOST (somebody else holds it), RETRY (send again: it did not fit), OUT_OF_RANGE with ``[start,
     end]``, UNKNOWN_TOPIC with the internal topic that is to be created, TOO_MANY_SCHEDULED, DUPLICATE (a dead
     letter that is final already), OFFSETS_PENDING (an open transaction holds the dead letter). In the log it

@@ -39,7 +39,7 @@ def _times_problem(times: Sequence[int], ordinals: Sequence[int]) -> str | None:
     return None
 
 
-def _place_problem(partition: int, topic_id: int) -> str | None:
+def _target_problem(partition: int, topic_id: int) -> str | None:
     return "a partition is 0 or more" if partition < 0 else id_problem(topic_id)
 
 
@@ -67,7 +67,7 @@ class Scheduled(Operation, frozen=True):
     topic_id: int
 
     def problem(self, body_bytes: int) -> str | None:
-        if (problem := _place_problem(self.partition, self.topic_id)) is not None:
+        if (problem := _target_problem(self.partition, self.topic_id)) is not None:
             return problem
         times, sizes = self.times, self.sizes
         if not times or len(times) != len(sizes) or min(sizes) < 1 or sum(sizes) != body_bytes:
@@ -122,7 +122,7 @@ class PreScheduled(Operation, frozen=True):
 
     def problem(self, body_bytes: int) -> str | None:
         """See ``Operation``. Its rows are checked with its PREPARE, as those of PRE_MESSAGE."""
-        if (problem := _place_problem(self.partition, self.topic_id)) is not None:
+        if (problem := _target_problem(self.partition, self.topic_id)) is not None:
             return problem
         if not len(self.txs) == len(self.times) == len(self.ordinals):
             return "PRE_SCHEDULED's columns differ in length"
@@ -147,7 +147,7 @@ class Cancel(Operation, frozen=True):
     """These messages shall not become readable. ``keys``: time, owner, ordinal, flat. Of each the log
     decides, once, whether it was cancelled or released.
 
-    Result: OK if all are cancelled; otherwise PARTIAL with ``[place, UNKNOWN_TIMER, None]`` for those that
+    Result: OK if all are cancelled; otherwise PARTIAL with ``[index, UNKNOWN_TIMER, None]`` for those that
     are not: never scheduled, readable already, or about to be. RETRY in place of UNKNOWN_TIMER: the message
     was carried (CARRY) while an open transaction holds another one under the same key; send it again once
     that is decided. Cancelling again is no error. In the log it is a CANCELLED.
@@ -161,7 +161,7 @@ class Cancel(Operation, frozen=True):
     topic_id: int
 
     def problem(self, body_bytes: int) -> str | None:
-        if (problem := _place_problem(self.partition, self.topic_id)) is not None:
+        if (problem := _target_problem(self.partition, self.topic_id)) is not None:
             return problem
         times, owners, ordinals = (self.keys[n::3] for n in range(3))
         if not self.keys or len(self.keys) % 3 or len(times) > IDS_PER_OPERATION_MAX:

@@ -19,7 +19,7 @@ from typing import Final, Protocol
 
 from escrowmq.replication.errors import EscrowMQError
 from escrowmq.replication.state.timers import Timers
-from escrowmq.replication.timers.record import KEY_BYTES, PLACE, deliver_ms_of, key_bytes, last_key
+from escrowmq.replication.timers.record import KEY_BYTES, LOCATION, deliver_ms_of, key_bytes, last_key
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ IDLE_S: Final = 1.0
 REST_S: Final = 0.0005
 
 #: Log index and position of a body.
-Place = tuple[int, int]
+Location = tuple[int, int]
 
 
 class OldLog(Protocol):
@@ -65,12 +65,12 @@ class BodyPrefetcher:
         """``now_ms``: the group's time, as it was told last."""
         self._timers, self._log, self._leads, self._now_ms = timers, log, leads, now_ms
         self._ahead_ms, self._ahead_bytes = ahead_ms, ahead_bytes
-        self._ahead: dict[Place, bytes | None] = {}  # None: it could not be read
-        self._order: deque[tuple[bytes, Place, int]] = deque()  # by key; the last one is its size
+        self._ahead: dict[Location, bytes | None] = {}  # None: it could not be read
+        self._order: deque[tuple[bytes, Location, int]] = deque()  # by key; the last one is its size
         self._bytes = 0
         self._reached = b""  # all up to this key was looked at
         self._wanted: dict[str, Sequence[bytes]] = {}  # by who wants it
-        self._answered: dict[str, dict[Place, bytes | None]] = {}
+        self._answered: dict[str, dict[Location, bytes | None]] = {}
         self._wakeup, self._stopping, self._failed = threading.Event(), threading.Event(), False
         self._thread = threading.Thread(target=self._run, name=f"read-ahead-{replica}", daemon=True)
         #: Bodies that were read since the start.
@@ -80,8 +80,8 @@ class BodyPrefetcher:
 
     def has(self, index: int, pos: int) -> bool:
         """See ``Bodies``."""
-        place = index, pos
-        return place in self._ahead or self._failed or any(place in one for one in self._answers())
+        location = index, pos
+        return location in self._ahead or self._failed or any(location in one for one in self._answers())
 
     def get(self, index: int, pos: int, size: int) -> bytes | None:
         """See ``Bodies``. Bodies that lie side by side in one entry are asked for together."""
@@ -105,12 +105,12 @@ class BodyPrefetcher:
         if self._order:
             self._wakeup.set()
 
-    def _answers(self) -> list[dict[Place, bytes | None]]:
+    def _answers(self) -> list[dict[Location, bytes | None]]:
         return list(self._answered.values())
 
-    def _held(self, place: Place) -> bytes | None:
-        body = self._ahead.get(place)
-        return body or next((found for one in self._answers() if (found := one.get(place))), None)
+    def _held(self, location: Location) -> bytes | None:
+        body = self._ahead.get(location)
+        return body or next((found for one in self._answers() if (found := one.get(location))), None)
 
     # -------------------------------------------------------------- reading
 
@@ -136,13 +136,13 @@ class BodyPrefetcher:
         """What somebody waits for: in place of what the same one has wanted before."""
         for who, records in list(self._wanted.items()):
             before = self._answered.get(who, {})
-            if len(before) == len(records) and all(place_of(record) in before for record in records):
+            if len(before) == len(records) and all(location_of(record) in before for record in records):
                 continue
-            held = {place: self._held(place) for place in map(place_of, records)}
-            answered = self._answered[who] = {place: body for place, body in held.items() if body}
+            held = {location: self._held(location) for location in map(location_of, records)}
+            answered = self._answered[who] = {location: body for location, body in held.items() if body}
             for record in records:
-                if (place := place_of(record)) not in answered:
-                    answered[place] = self._body(*PLACE.unpack_from(record, KEY_BYTES))
+                if (location := location_of(record)) not in answered:
+                    answered[location] = self._body(*LOCATION.unpack_from(record, KEY_BYTES))
                 if self._wanted.get(who) is not records or self._stopping.is_set():
                     break  # there is something newer
 
@@ -154,13 +154,13 @@ class BodyPrefetcher:
         records, reached = self._timers.store.due(after, until_ms, RECORDS)
         wanted = self._wanted.copy()
         for record in records:
-            index, pos, size = PLACE.unpack_from(record, KEY_BYTES)
-            place, key = (index, pos), key_bytes(record)
-            if index < segment and size <= self._ahead_bytes and place not in self._ahead:
+            index, pos, size = LOCATION.unpack_from(record, KEY_BYTES)
+            location, key = (index, pos), key_bytes(record)
+            if index < segment and size <= self._ahead_bytes and location not in self._ahead:
                 if self._bytes and self._bytes + size > self._ahead_bytes:
                     return LOOK_S  # until some are released
-                self._ahead[place] = self._held(place) or self._body(index, pos, size)
-                self._order.append((key, place, size))
+                self._ahead[location] = self._held(location) or self._body(index, pos, size)
+                self._order.append((key, location, size))
                 self._bytes += size
             self._reached = key
             if self._wanted != wanted or self._stopping.is_set():
@@ -181,8 +181,8 @@ class BodyPrefetcher:
     def _forget_released(self) -> None:
         released = self._timers.released
         while self._order and self._order[0][0] <= released:
-            _, place, size = self._order.popleft()
-            del self._ahead[place]
+            _, location, size = self._order.popleft()
+            del self._ahead[location]
             self._bytes -= size
         for who, records in list(self._wanted.items()):
             if records and key_bytes(records[-1]) <= released:
@@ -224,7 +224,7 @@ class BodyPrefetcher:
         return not self._thread.is_alive()
 
 
-def place_of(record: bytes) -> Place:
+def location_of(record: bytes) -> Location:
     """Where its body begins."""
-    index, pos, _ = PLACE.unpack_from(record, KEY_BYTES)
+    index, pos, _ = LOCATION.unpack_from(record, KEY_BYTES)
     return index, pos

@@ -1,5 +1,5 @@
 """The real world around a RaftNode: a thread with an event loop, one that waits for the disk, and one that
-removes segments. (Small group commits on a quick disk run in the loop's thread: ``SyncPlace``.)
+removes segments. (Small group commits on a quick disk run in the loop's thread: ``SyncChoice``.)
 
 Everything that touches the node runs in the loop's thread. The loop sends first while the disk
 syncs: one fdatasync covers all entries that arrived during the previous one (group
@@ -62,7 +62,7 @@ AVOID_S = 60.0
 SETTLE_S = 5.0
 
 
-class SyncPlace:
+class SyncChoice:
     """Decides, from the last syncs. Used while no sync is under way."""
 
     def __init__(self) -> None:
@@ -171,7 +171,7 @@ class Driver:
         self._woken = self._tick_queued = self._syncing = self._failed = self._stopped = False
         self._alarm: asyncio.TimerHandle | None = None  # the tick at that time, before the regular one
         self._alarm_at = float("inf")
-        self.place = SyncPlace()
+        self.sync_choice = SyncChoice()
         self._jobs: queue.SimpleQueue[SyncJob | None] = queue.SimpleQueue()
         self._removals: queue.SimpleQueue[SyncJob | None] = queue.SimpleQueue()
         self._done: asyncio.Event | None = None
@@ -435,7 +435,7 @@ class Driver:
         if job is None:
             return
         self._syncing = True
-        if self.place.inline(job.append_bytes(), time.monotonic()):
+        if self.sync_choice.inline(job.append_bytes(), time.monotonic()):
             assert self._loop is not None
             self._loop.call_soon(self._sync_inline, job)  # after the loop has sent what this turn has written
         else:
@@ -455,16 +455,16 @@ class Driver:
         job.run()
         now = time.monotonic()
         self.fsync_s.observe(now - began)
-        self.place.took(now - began, now)
+        self.sync_choice.took(now - began, now)
 
     def _begin_removal(self) -> None:
         if (job := self._journal.begin_removal()) is not None:
-            self.place.other_work_begins()
+            self.sync_choice.other_work_begins()
             self._removals.put(job)
 
     def _removed(self, job: SyncJob) -> None:
         self._journal.end_removal(job)
-        self.place.other_work_ended(time.monotonic())
+        self.sync_choice.other_work_ended(time.monotonic())
         self._begin_removal()
 
     def _work(

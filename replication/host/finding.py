@@ -39,7 +39,7 @@ from escrowmq.replication.format.find_table import (
     TX_ID,
     Head,
     entry_of,
-    places,
+    indexes,
 )
 from escrowmq.replication.log.disk import Disk, File
 from escrowmq.replication.metrics import LONG_S, Histogram
@@ -65,7 +65,7 @@ FILES_MAX = 20_000
 _UNUSABLE = (CorruptLog, UnknownVersion, DiskFailed, DiskFull, FileNotFoundError)
 
 #: A slot and the number of a block.
-Place = tuple[int, int]
+BlockKey = tuple[int, int]
 
 
 class Directory(Protocol):
@@ -107,52 +107,52 @@ class FindFiles:
         """``bytes_max``: beyond it, the files that were not used for longest go."""
         self._disk, self._bytes_max = disk, bytes_max
         self._lock = threading.Lock()
-        self._known: dict[Place, _Known] = {}  # the least recently used first
+        self._known: dict[BlockKey, _Known] = {}  # the least recently used first
         self._bytes = 0
         self.dropped = 0
         for name in disk.names():
-            place = _place(name)
-            if place is None:
+            key = _key_of_name(name)
+            if key is None:
                 self._remove(name)
                 continue
             with contextlib.suppress(*_UNUSABLE):
-                self._known[place] = _Known(disk.open(name).size(), None)
-                self._bytes += self._known[place].size
+                self._known[key] = _Known(disk.open(name).size(), None)
+                self._bytes += self._known[key].size
         self._make_room(0)
 
     def __len__(self) -> int:
         return len(self._known)
 
-    def __contains__(self, place: Place) -> bool:
-        return place in self._known
+    def __contains__(self, key: BlockKey) -> bool:
+        return key in self._known
 
     @property
     def bytes(self) -> int:
         """Bytes in all files."""
         return self._bytes
 
-    def candidates(self, place: Place, low: int, since: int) -> list[int] | None:
-        """The places within the block that have the hash whose lowest entry is ``low``, in order. None: there
-        is no usable file for this block, or one that begins behind the offset ``since``. (A replica that has
-        lost its memory has to repeat retention, and until then it has messages that it had not when it wrote
-        the file.)"""
+    def candidates(self, key: BlockKey, low: int, since: int) -> list[int] | None:
+        """The indexes within the block of the messages that have the hash whose lowest entry is ``low``, in
+        order. None: there is no usable file for this block, or one that begins behind the offset ``since``.
+        (A replica that has lost its memory has to repeat retention, and until then it has messages that it
+        had not when it wrote the file.)"""
         with self._lock:
-            known = self._known.pop(place, None)
+            known = self._known.pop(key, None)
             if known is None:
                 return None
-            self._known[place] = known  # now it is the most recently used
+            self._known[key] = known  # now it is the most recently used
             try:
-                found = self._candidates(place, known, low, since)
+                found = self._candidates(key, known, low, since)
             except _UNUSABLE:
-                self._drop(place)
+                self._drop(key)
                 self.dropped += 1
                 return None
             if found is None:
-                self._drop(place)
+                self._drop(key)
             return found
 
-    def _candidates(self, place: Place, known: _Known, low: int, since: int) -> list[int] | None:
-        file = self._disk.open(_name(place))
+    def _candidates(self, key: BlockKey, known: _Known, low: int, since: int) -> list[int] | None:
+        file = self._disk.open(_name(key))
         try:
             head = known.head
             if head is None:
@@ -160,24 +160,24 @@ class FindFiles:
                 head = find_table.decode_head(
                     file.read(0, min(find_table.head_bytes(entries), known.size)), known.size
                 )
-                self._known[place] = _Known(known.size, head)
+                self._known[key] = _Known(known.size, head)
             if head.first > since:
                 return None
             found: list[int] = []
             for number in head.pages_with(low):
                 page = find_table.decode_page(file.read(*head.page(number)), head.sums[number])
-                found += find_table.places(page, low)
+                found += find_table.indexes(page, low)
             return found
         finally:
             file.close()
 
-    def put(self, place: Place, first: int, end: int, entries: Sequence[int]) -> bool:
+    def put(self, key: BlockKey, first: int, end: int, entries: Sequence[int]) -> bool:
         """Store a block. False: it could not be written."""
         parts = find_table.encode(first, end, entries)
         size = sum(map(len, parts))
         if size > self._bytes_max:
             return False
-        name = _name(place)
+        name = _name(key)
         try:
             self._disk.remove(name + _TEMPORARY)
             file = self._disk.open(name + _TEMPORARY, create=True)
@@ -186,30 +186,30 @@ class FindFiles:
             finally:
                 file.close()
             with self._lock:
-                self._drop(place)
+                self._drop(key)
                 self._make_room(size)
                 self._disk.rename(name + _TEMPORARY, name)
-                self._known[place], self._bytes = _Known(size, None), self._bytes + size
+                self._known[key], self._bytes = _Known(size, None), self._bytes + size
         except _UNUSABLE:
             self._remove(name + _TEMPORARY)
             return False
         return True
 
-    def keep(self, is_alive: Callable[[Place], bool]) -> None:
+    def keep(self, is_alive: Callable[[BlockKey], bool]) -> None:
         """Remove the files of blocks that are gone."""
         with self._lock:
-            for place in [place for place in self._known if not is_alive(place)]:
-                self._drop(place)
+            for key in [key for key in self._known if not is_alive(key)]:
+                self._drop(key)
 
     def _make_room(self, size: int) -> None:
         while self._known and (self._bytes + size > self._bytes_max or len(self._known) >= FILES_MAX):
             self._drop(next(iter(self._known)))
 
-    def _drop(self, place: Place) -> None:
-        known = self._known.pop(place, None)
+    def _drop(self, key: BlockKey) -> None:
+        known = self._known.pop(key, None)
         if known is not None:
             self._bytes -= known.size
-            self._remove(_name(place))
+            self._remove(_name(key))
 
     def _remove(self, name: str) -> None:
         with contextlib.suppress(*_UNUSABLE):
@@ -225,11 +225,11 @@ def opened(disk_of: Callable[[], Disk], bytes_max: int) -> FindFiles:
         return FindFiles(_NoDisk(), 0)
 
 
-def _name(place: Place) -> str:
-    return f"{place[0]}-{place[1]}{SUFFIX}"
+def _name(key: BlockKey) -> str:
+    return f"{key[0]}-{key[1]}{SUFFIX}"
 
 
-def _place(name: str) -> Place | None:
+def _key_of_name(name: str) -> BlockKey | None:
     slot, _, block = name.removesuffix(SUFFIX).partition("-")
     if not (slot.isdecimal() and block.isdecimal()) or _name((int(slot), int(block))) != name:
         return None
@@ -435,9 +435,9 @@ class Finder:
         self._scarce, self._clock, self._own_thread = scarce, clock, own_thread
         self.budget = WorkBudget(share, clock)
         self._files: FindFiles | None = None
-        self._young: dict[Place, _Young] = {}  # the least recently used first
-        self._wanted: dict[Place, Partition] = {}
-        self._failed: dict[Place, EscrowMQError] = {}
+        self._young: dict[BlockKey, _Young] = {}  # the least recently used first
+        self._wanted: dict[BlockKey, Partition] = {}
+        self._failed: dict[BlockKey, EscrowMQError] = {}
         self._lock = threading.Lock()
         self._news = threading.Condition(self._lock)
         self._working = threading.Lock()  # one block or scan at a time
@@ -507,8 +507,8 @@ class Finder:
             candidates = self._candidates(search.partition, block, upto, low, deadline)
             if candidates is None:
                 break
-            for place in candidates:
-                offset = block * BLOCK_OFFSETS + place
+            for index in candidates:
+                offset = block * BLOCK_OFFSETS + index
                 if at <= offset < upto:
                     search.look_at(offset)
                     if search.is_full() or self._clock() > deadline:
@@ -519,25 +519,25 @@ class Finder:
     def _candidates(
         self, partition: Partition, block: int, upto: int, low: int, deadline: float
     ) -> list[int] | None:
-        """The places within a block that may have it, once the block is read up to ``upto``; None: it is not
-        in time."""
-        place, first = (partition.slot, block), True
+        """The indexes within a block of messages that may have it, once the block is read up to ``upto``;
+        None: it is not in time."""
+        key, first = (partition.slot, block), True
         while True:
             since = max(block * BLOCK_OFFSETS, partition.index.start)
-            found = self._opened().candidates(place, low, since)
+            found = self._opened().candidates(key, low, since)
             with self._lock:
-                young = self._young.pop(place, None) if found is None else None
+                young = self._young.pop(key, None) if found is None else None
                 if young is not None:
-                    self._young[place] = young  # now it is the most recently used
+                    self._young[key] = young  # now it is the most recently used
                     if young.end >= upto:
-                        found = places(young.entries, low)
+                        found = indexes(young.entries, low)
                 if first:
                     self._hits += found is not None
                     self._misses += found is None
                     first = False
                 if found is not None:
                     return found
-                failed = self._failed.pop(place, None)
+                failed = self._failed.pop(key, None)
                 if failed is not None:
                     raise failed
             if not self._own_thread:
@@ -553,9 +553,9 @@ class Finder:
             if self._stopping.is_set():
                 raise Unavailable("the replica is stopping", 0.2)
             for number in range(block, min(last, block + 3) + 1):
-                place = partition.slot, number
-                if len(self._wanted) < WANTED_MAX and (number == block or place not in self._opened()):
-                    self._wanted.setdefault(place, partition)
+                key = partition.slot, number
+                if len(self._wanted) < WANTED_MAX and (number == block or key not in self._opened()):
+                    self._wanted.setdefault(key, partition)
             self._begin()
             left_s = deadline - self._clock()
             return left_s > 0 and self._news.wait(left_s)
@@ -601,12 +601,12 @@ class Finder:
 
     def _read_block(self, partition: Partition, block: int) -> None:
         """Read what is missing of a block, as far as the partition goes."""
-        place, begin = (partition.slot, block), block * BLOCK_OFFSETS
+        key, begin = (partition.slot, block), block * BLOCK_OFFSETS
         began_s = self._clock()
         upto = min(begin + BLOCK_OFFSETS, partition.index.end)
         with self._working:
             with self._lock:
-                young = self._young.get(place)
+                young = self._young.get(key)
             at = max(begin, partition.index.start) if young is None else young.end
             first, fresh = (at, list[int]()) if young is None else (young.first, young.entries.tolist())
             while at < upto:
@@ -618,7 +618,7 @@ class Finder:
                 self.budget.spend(time.thread_time() - began)
                 time.sleep(0)  # lets the replica's own thread run
             fresh.sort()
-            self._keep(place, _Young(first, at, array("Q", fresh)), whole=at >= begin + BLOCK_OFFSETS)
+            self._keep(key, _Young(first, at, array("Q", fresh)), whole=at >= begin + BLOCK_OFFSETS)
             self.build_s.observe(self._clock() - began_s)
 
     def _read_rows(self, partition: Partition, at: int, upto: int, entries: list[int], begin: int) -> int:
@@ -641,18 +641,18 @@ class Finder:
         entries += found
         return base + count
 
-    def _keep(self, place: Place, young: _Young, whole: bool) -> None:
+    def _keep(self, key: BlockKey, young: _Young, whole: bool) -> None:
         files = self._files
         if whole and files is not None:
             if self._scarce():
-                files.keep(lambda place: False)  # room on the disk is for messages
-            elif files.put(place, young.first, young.end, young.entries):
+                files.keep(lambda key: False)  # room on the disk is for messages
+            elif files.put(key, young.first, young.end, young.entries):
                 with self._lock:
-                    self._young.pop(place, None)
+                    self._young.pop(key, None)
                 return
         with self._lock:
-            self._young.pop(place, None)
-            self._young[place] = young
+            self._young.pop(key, None)
+            self._young[key] = young
             total = sum(len(one.entries) for one in self._young.values())
             while total > YOUNG_ENTRIES_MAX and len(self._young) > 1:
                 oldest = next(iter(self._young))
@@ -666,40 +666,40 @@ class Finder:
             with self._lock:
                 if not self._wanted:
                     self._news.wait(max(0.0, sweep_at - self._clock()))
-                place, partition = next(iter(self._wanted.items()), (None, None))
-            if place is not None and partition is not None:
-                self._work_on(place, partition)
+                key, partition = next(iter(self._wanted.items()), (None, None))
+            if key is not None and partition is not None:
+                self._work_on(key, partition)
             if self._clock() >= sweep_at:
                 self.sweep()
                 sweep_at = self._clock() + SWEEP_S
 
-    def _work_on(self, place: Place, partition: Partition) -> None:
+    def _work_on(self, key: BlockKey, partition: Partition) -> None:
         failed: EscrowMQError | None = None
         try:
-            self._read_block(partition, place[1])
+            self._read_block(partition, key[1])
         except EscrowMQError as error:  # the next question is told, and may ask another replica
             failed = error
         except Exception as error:  # so is that of a defect: without this thread nobody would get an answer
-            failed = Unavailable(f"block {place} cannot be read: {error!r}", 1.0)
+            failed = Unavailable(f"block {key} cannot be read: {error!r}", 1.0)
         with self._lock:
-            self._wanted.pop(place, None)
-            self._failed.pop(place, None)
+            self._wanted.pop(key, None)
+            self._failed.pop(key, None)
             if failed is not None and len(self._failed) < WANTED_MAX:
-                self._failed[place] = failed
+                self._failed[key] = failed
             self._news.notify_all()
 
     def sweep(self) -> None:
         """Remove what is kept about messages that are gone."""
 
-        def is_alive(place: Place) -> bool:
-            partition = self._state.topics.slots.get(place[0])
-            return partition is not None and (place[1] + 1) * BLOCK_OFFSETS > partition.index.start
+        def is_alive(key: BlockKey) -> bool:
+            partition = self._state.topics.slots.get(key[0])
+            return partition is not None and (key[1] + 1) * BLOCK_OFFSETS > partition.index.start
 
         if self._files is not None:
             self._files.keep(is_alive)
         with self._lock:
-            for place in [place for place in self._young if not is_alive(place)]:
-                del self._young[place]
+            for key in [key for key in self._young if not is_alive(key)]:
+                del self._young[key]
 
     def stop(self, timeout_s: float = 10.0) -> bool:
         """Returns whether the thread has ended, or never ran."""
@@ -711,8 +711,8 @@ class Finder:
         return not self._thread.is_alive()
 
 
-def _entries_if_rows(rows: bytes, count: int, place: int) -> list[int]:
+def _entries_if_rows(rows: bytes, count: int, index: int) -> list[int]:
     try:
-        return entries_of(rows, count, place)
+        return entries_of(rows, count, index)
     except CorruptLog:
         return []

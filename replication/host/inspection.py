@@ -293,13 +293,13 @@ class Scheduled:
         answer."""
         timers = self._running.replica.state.timers
 
-        def places() -> tuple[dict[int, int], bytes] | None:
+        def shares() -> tuple[dict[int, int], bytes] | None:
             known = self._running.replica.state.topics.topics.get(topic)
             if known is None:
                 return None
             return {p.slot: number for number, p in known.partitions.items()}, timers.released
 
-        status = self._running.led(places)
+        status = self._running.led(shares)
         if status[0] != "ok" or status[1] is None:
             return status
         slots, released = status[1]
@@ -341,7 +341,7 @@ class ShareReports:
 
         def read() -> SharePlaces | None:
             later = self._later()
-            rows = [self._place(group, partition, later) for partition in self._partitions(group)]
+            rows = [self._row(group, partition, later) for partition in self._partitions(group)]
             return SharePlaces.of(rows) if rows else SharePlaces()
 
         return self._running.led(read)
@@ -374,7 +374,7 @@ class ShareReports:
                 begun += topic.partitions.values()
         return sorted({p.slot: p for p in begun}.values(), key=lambda p: (p.topic, p.number))
 
-    def _place(self, group: str, partition: Partition, later: dict[int, int]) -> SharePlace:
+    def _row(self, group: str, partition: Partition, later: dict[int, int]) -> SharePlace:
         pair = self._state.shares.get(group, partition)
         assert pair is not None
         return SharePlace(

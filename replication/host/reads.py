@@ -176,17 +176,17 @@ class Reads:
 
         return self._running.confirmed(read, in_loop=True)
 
-    def attempts(self, group: str, places: Sequence[tuple[str, int, int]]) -> Reply:
-        """``("ok", [number, ...])``: how often the message at each of these places (topic, partition, next
+    def attempts(self, group: str, messages: Sequence[tuple[str, int, int]]) -> Reply:
+        """``("ok", [number, ...])``: how often the message at each of these addresses (topic, partition, next
         offset) of a consumer group has failed; leader only."""
 
         def read(state: StateMachine) -> list[int]:
-            return [state.attempts.at(group, *place) for place in places]
+            return [state.attempts.at(group, *message) for message in messages]
 
         return self._running.confirmed(read, in_loop=True)
 
     def has_failed(self, group: str, topic: str, partition: int) -> bool:
-        """Whether failed attempts are noted for a place of the group in the partition."""
+        """Whether failed attempts are noted for the group's committed offset in the partition."""
         return (group, topic, partition) in self._replica.state.attempts
 
     def group_names(self) -> list[str]:

@@ -92,14 +92,14 @@ class RequestCounts:
 #: If a request is not answered within this time, its outcome is unknown to the caller (it may still take
 #: effect).
 SUBMIT_WAIT_S = 15.0
-_PLACES = frozenset((OpType.GROUP_OFFSETS, OpType.PLACES))
+_COMMITS = frozenset((OpType.GROUP_OFFSETS, OpType.PLACES))
 #: Calls its argument to queue a request, which must not take long; or returns the refusal to answer with.
 Turn = Callable[[Callable[[], None]], Reply | None]
 
 
-def topics_of_places(ops: Sequence[Op], topics: Mapping[str, Topic]) -> dict[str, Topic | None]:
-    """The present topics of the consumer groups' places in ``ops``, by name."""
-    return {op.meta.topic: topics.get(op.meta.topic) for op in ops if op.type in _PLACES}
+def topics_of_commits(ops: Sequence[Op], topics: Mapping[str, Topic]) -> dict[str, Topic | None]:
+    """The present topics of the consumer groups' offsets in ``ops``, by name."""
+    return {op.meta.topic: topics.get(op.meta.topic) for op in ops if op.type in _COMMITS}
 
 
 class Requests:
@@ -107,7 +107,7 @@ class Requests:
 
     def __init__(self, running: RunningReplica) -> None:
         self._running = running
-        self._place = running.gid, running.setup.groups
+        self._group_and_count = running.gid, running.setup.groups
         self._bytes_max = running.setup.config.request_bytes_max
         #: Their outcomes, for the exporter.
         self.counts = RequestCounts()
@@ -127,7 +127,7 @@ class Requests:
     def submit_in_turn(self, request: bytes, turn: Turn) -> Reply:
         """As ``submit``. ``turn`` gets a function that queues the request, and calls it at the moment that
         fixes its order in the log; everything slow comes before or after that call. The request contains only
-        places of consumer groups, or deletes a group."""
+        offsets of consumer groups, or deletes a group."""
         return self._submit(request, from_broker=False, turn=turn)
 
     def begin(self, request: bytes, done: Callable[[Reply], None]) -> None:
@@ -168,7 +168,7 @@ class Requests:
             raise InvalidMessage(f"a request is bytes, not {type(request).__name__}")
         if len(request) > self._bytes_max:
             raise InvalidMessage(f"request of {len(request)} bytes; at most {self._bytes_max}")
-        return parse_request(request, from_broker=from_broker, place=self._place)
+        return parse_request(request, from_broker=from_broker, group_and_count=self._group_and_count)
 
     def _lacks_room(self, ops: Sequence[Op]) -> bool:
         """Whether this leader's disk has no room for them. Any other replica says who leads, which may have
@@ -185,7 +185,7 @@ class Requests:
         # Before the turn's checks: the request is about the topics that these checks find, if the log still
         # has them.
         topics = running.replica.state.topics.topics
-        about = None if turn is None else topics_of_places(ops, topics)
+        about = None if turn is None else topics_of_commits(ops, topics)
 
         def queue() -> None:
             running.driver.submit(lambda: running.replica.submit(request, ops, answer.set_result, about))

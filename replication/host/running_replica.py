@@ -79,9 +79,9 @@ WAIT_S_MAX = 60.0
 class ParkingLot:
     """Bounded waiting room around one kind of news."""
 
-    def __init__(self, places: int, monotonic: Callable[[], float]) -> None:
+    def __init__(self, slots: int, monotonic: Callable[[], float]) -> None:
         self._condition = threading.Condition()
-        self._places, self._parked, self._monotonic = places, 0, monotonic
+        self._slots, self._parked, self._monotonic = slots, 0, monotonic
         self._closed = False
         self._sequence = 0
 
@@ -99,7 +99,7 @@ class ParkingLot:
                     return found
                 with self._condition:
                     if not parked:
-                        if self._parked >= self._places:
+                        if self._parked >= self._slots:
                             return None
                         self._parked, parked = self._parked + 1, True
                     if self._closed:
@@ -661,10 +661,10 @@ class RunningReplica:
 
     def _start_job(self, job: Job, done: Callable[[], None]) -> None:
         def ended() -> None:
-            self.driver.place.other_work_ended(time.monotonic())
+            self.driver.sync_choice.other_work_ended(time.monotonic())
             done()
 
-        self.driver.place.other_work_begins()
+        self.driver.sync_choice.other_work_begins()
         self.checkpointing.start(job, ended)
 
     # -------------------------------------------------------------- ends

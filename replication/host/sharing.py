@@ -15,7 +15,7 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from operator import le, lt
 from typing import TYPE_CHECKING, Any
 
-from escrowmq.replication.calling.answers import AcquiredRow, Place, Reply
+from escrowmq.replication.calling.answers import AcquiredRow, PartitionRanges, Reply
 from escrowmq.replication.errors import (
     Closed,
     CorruptLog,
@@ -40,13 +40,14 @@ if TYPE_CHECKING:
 #: The beginning of an ``AcquireRequest``: group, member, topics, messages, bytes, lease in ms.
 Asked = tuple[str, str, tuple[str, ...], int, int, int]
 #: Bounds of one call: each costs the replica's thread a few milliseconds at most.
-TOPICS_MAX, RECORDS_MAX, PLACES_MAX, RANGES_MAX = 1_000, 10_000, 1_000, 10_000
+TOPICS_MAX, RECORDS_MAX, PARTITIONS_MAX, RANGES_MAX = 1_000, 10_000, 1_000, 10_000
 WAIT_S_MAX = 60.0
 #: A member's id: 16 random bytes as hex.
 MEMBER_CHARS = 32
 #: Longer than a leader without a majority carries on.
 ROUND_S = 10.0
-#: Calls a second that find no place to wait, over all such callers; and bounds of what each is told to wait.
+#: Calls a second that find no slot to wait in, over all such callers; and bounds of what each is told to
+#: wait.
 TURNED_AWAY_PER_S, AGAIN_S = 500.0, (0.05, 10.0)
 
 
@@ -55,7 +56,7 @@ class Sharing:
 
     def __init__(self, running: RunningReplica) -> None:
         self._running, self._desk = running, running.replica.lease_dispatcher
-        self._places = max(1, running.setup.config.share_threads // 2)
+        self._slots = max(1, running.setup.config.share_threads // 2)
         self._lock = threading.Lock()
         self._waiting, self._turned, self._turned_at = 0, 0.0, 0.0
 
@@ -85,22 +86,22 @@ class Sharing:
             lease_ms = int(min(max(lease_s * 1000, LEASE_MS[0]), LEASE_MS[1]))  # the product may be infinite
         asked = group, member, tuple(topics), max_records, min(max_bytes, FETCH_BYTES_MAX), lease_ms
         wait_s = min(wait_s, WAIT_S_MAX)
-        may_wait = wait_s > 0 and self._take_place()
+        may_wait = wait_s > 0 and self._take_slot()
         try:
             answer, number = self._ask(asked, wait_s if may_wait else 0.0, call, received)
         finally:
             if may_wait:
-                self._leave_place()
+                self._free_slot()
         if answer[0] != "ok":
             return answer
         rows = self._read(group, member, answer[1], join)
         again_s = 0.0 if rows or may_wait or not wait_s else self._turned_away()
         return "ok", rows, lease_ms / 1000, again_s, number
 
-    def extend(self, group: str, member: str, places: Sequence[Place], lease_s: float) -> Reply:
-        """``("ok", places)``: what the member does not hold (any more); the rest is leased for ``lease_s``
+    def extend(self, group: str, member: str, parts: Sequence[PartitionRanges], lease_s: float) -> Reply:
+        """``("ok", parts)``: what the member does not hold (any more); the rest is leased for ``lease_s``
         from now on."""
-        problem = _problem(group, member) or _places_problem(places) or _seconds_problem("lease_s", lease_s)
+        problem = _problem(group, member) or _ranges_problem(parts) or _seconds_problem("lease_s", lease_s)
         if problem:
             return "malformed", problem
         lease_ms, running, desk = int(min(lease_s * 1000, LEASE_MS[1])), self._running, self._desk
@@ -109,12 +110,14 @@ class Sharing:
             until_ms = running.replica.monotonic_ms() + lease_ms
             return desk.extend(group, member, topic, number, ranges, until_ms)
 
-        return self._for_each(places, extend)
+        return self._for_each(parts, extend)
 
-    def release(self, group: str, member: str, places: Sequence[Place], call: int = UNNUMBERED) -> Reply:
-        """``("ok", places)``: what the member does not hold (any more), or not from ``call`` or an earlier
+    def release(
+        self, group: str, member: str, parts: Sequence[PartitionRanges], call: int = UNNUMBERED
+    ) -> Reply:
+        """``("ok", parts)``: what the member does not hold (any more), or not from ``call`` or an earlier
         one; the rest may be handed out at once."""
-        problem = _problem(group, member) or _places_problem(places)
+        problem = _problem(group, member) or _ranges_problem(parts)
         if type(call) is not int:
             problem = "calls have numbers"
         if problem:
@@ -124,12 +127,14 @@ class Sharing:
         def release(topic: str, number: int, ranges: list[Range]) -> list[Range]:
             return desk.release(group, member, topic, number, ranges, call)
 
-        return self._for_each(places, release)
+        return self._for_each(parts, release)
 
-    def _for_each(self, places: Sequence[Place], do: Callable[[str, int, list[Range]], list[Range]]) -> Reply:
-        def all_of_them() -> list[Place]:
-            lost = list[Place]()
-            for topic, number, flat in places:
+    def _for_each(
+        self, parts: Sequence[PartitionRanges], do: Callable[[str, int, list[Range]], list[Range]]
+    ) -> Reply:
+        def all_of_them() -> list[PartitionRanges]:
+            lost = list[PartitionRanges]()
+            for topic, number, flat in parts:
                 ranges = do(topic, number, list(zip(flat[::2], flat[1::2], strict=True)))
                 if ranges:
                     lost.append((topic, number, [offset for each in ranges for offset in each]))
@@ -160,14 +165,14 @@ class Sharing:
         except FutureTimeout as error:
             raise Unavailable(f"{running.setup} does not answer", 1.0) from error
 
-    def _take_place(self) -> bool:
+    def _take_slot(self) -> bool:
         with self._lock:
-            if self._waiting >= self._places:
+            if self._waiting >= self._slots:
                 return False
             self._waiting += 1
             return True
 
-    def _leave_place(self) -> None:
+    def _free_slot(self) -> None:
         with self._lock:
             self._waiting -= 1
 
@@ -205,13 +210,13 @@ class Sharing:
         return rows
 
     def _give_back(self, group: str, member: str, handed_out: Sequence[HandedOut]) -> None:
-        places = [
+        parts = [
             (found.topic, found.number, [offset for taken in found.taken for offset in taken[:2]])
             for found in handed_out
             if found.taken
         ]
-        if places:
-            self.release(group, member, places)
+        if parts:
+            self.release(group, member, parts)
 
 
 def _problem(group: Any, member: Any) -> str:
@@ -242,16 +247,16 @@ def _seconds_problem(name: str, seconds: Any) -> str:
     return ""
 
 
-def _places_problem(places: Any) -> str:
+def _ranges_problem(parts: Any) -> str:
     ranges = 0
-    for topic, number, flat in places:
+    for topic, number, flat in parts:
         ranges += len(flat) // 2
         if type(topic) is not str or type(number) is not int or len(flat) % 2:
-            return "a place is a topic, a partition, and first and last offsets"
+            return "each part is a topic, a partition, and first and last offsets"
         if any(type(offset) is not int for offset in flat) or not _ascend([-1, *flat]):
             return "ranges of offsets must be in ascending order, and disjoint"
-    if len(places) > PLACES_MAX or ranges > RANGES_MAX:
-        return f"one call names at most {PLACES_MAX} partitions and {RANGES_MAX} ranges"
+    if len(parts) > PARTITIONS_MAX or ranges > RANGES_MAX:
+        return f"one call names at most {PARTITIONS_MAX} partitions and {RANGES_MAX} ranges"
     return ""
 
 

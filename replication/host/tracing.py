@@ -1,6 +1,6 @@
 """Where one message came from: its row, and the entry of the log that made it readable.
 
-A partition's index knows the place of a message's row and the time at which it became readable, not the entry
+A partition's index knows where a message's row lies and the time at which it became readable, not the entry
 that did it: for a transaction that is the COMMIT. The times in the log never fall, so that entry is found by
 binary search, and known by what it refers to.
 """
@@ -82,10 +82,10 @@ class ShareTraces:
         """``("ok", [ShareProgress, ...])``, at most ``GROUPS_MAX``: the share groups that have begun with the
         partition, and those of ``streams`` that have a copy; leader only.
 
-        A group that reads by offsets has handled its retries up to its places, which its coordinator knows:
-        ``streams`` may be a map from the group to these, by partition. Without a place, no retry is taken
-        for handled."""
-        places: Mapping[str, Mapping[int, int]] = streams if isinstance(streams, Mapping) else {}
+        A group that reads by offsets has handled its retries up to its committed offsets, which its
+        coordinator knows: ``streams`` may be a map from the group to these, by partition. Without an offset,
+        no retry is taken for handled."""
+        committed: Mapping[str, Mapping[int, int]] = streams if isinstance(streams, Mapping) else {}
         final: dict[str, bool] = {}
 
         def begun() -> Partition | None:
@@ -127,7 +127,7 @@ class ShareTraces:
                     told.append(leased or ShareProgress(group, "waiting"))
                     continue
                 found = copies[group]
-                judged = self._judged(group, found, places.get(group, {}))
+                judged = self._judged(group, found, committed.get(group, {}))
                 if group in final or ((found.retries or found.dead) and judged.state != "finished"):
                     told.append(judged)
             return told
@@ -144,8 +144,8 @@ class ShareTraces:
                 past = forwarded.history(answer[offset - runs[0].base])
                 if past.origin is not None:
                     return forwarded.origin_text(past.origin).encode()
-        place = forwarded.Origin(partition.topic, partition.number, offset, time_ms)
-        return forwarded.origin_text(place).encode()
+        origin = forwarded.Origin(partition.topic, partition.number, offset, time_ms)
+        return forwarded.origin_text(origin).encode()
 
     def _reads_row(self, index: int, pos: int, size: int, count: int) -> list[dict[str, bytes] | None]:
         try:
@@ -210,11 +210,11 @@ class ShareTraces:
 
     # -------------------------------------------------------------- judging
 
-    def _judged(self, group: str, copies: _Copies, places: Mapping[int, int]) -> ShareProgress:
-        """What the copies say of a message that its group has finished with. ``places``: next offsets in the
-        partitions of its retry topic. In the replica's thread."""
+    def _judged(self, group: str, copies: _Copies, committed: Mapping[int, int]) -> ShareProgress:
+        """What the copies say of a message that its group has finished with. ``committed``: next offsets in
+        the partitions of its retry topic. In the replica's thread."""
         own = self._own(retry_topic(group))
-        passed = -1 if own is None else places.get(own.number, 0)
+        passed = -1 if own is None else committed.get(own.number, 0)
         for copy in reversed(copies.retries):
             if copy.offset < 0 or not (
                 copy.offset < passed or self._is_final(group, retry_topic(group), copy.offset)
@@ -304,7 +304,7 @@ class Messages:
 
     def find(
         self,
-        place: tuple[str, int, int],
+        partition: tuple[str, int, int],
         what: tuple[int, bytes, str],
         start: int,
         until: int,
@@ -315,7 +315,7 @@ class Messages:
         from any replica. See ``Finder.find``."""
         self._running.check_open()
         with self._running.leaving():
-            return self.finder.find(Sought(*place, *what), start, until, limit, wait_s)
+            return self.finder.find(Sought(*partition, *what), start, until, limit, wait_s)
 
     def message_at(self, topic: str, number: int, topic_id: int, offset: int, origin: bool) -> Reply:
         """``("ok", MessageAt)``: one message, with its ``origin`` if that is wanted; leader only. Raises
@@ -350,7 +350,7 @@ class Messages:
         except CorruptLog:  # its writer's fault: the entry is what was written
             return MessageAt(start=index.start, end=end, time_ms=run.time_ms)
         before = rows[: offset - run.base]
-        place = _RowPlace(run, run.pos + sum(map(len, before)))
+        row_at = _RowAt(run, run.pos + sum(map(len, before)))
         found = MessageAt(start=index.start, end=end, time_ms=run.time_ms, row=bytes(rows[len(before)]))
         if not origin:
             return found
@@ -360,25 +360,25 @@ class Messages:
             end=found.end,
             time_ms=found.time_ms,
             row=found.row,
-            origin=origin_of(journal, place, journal.first_index, last),
+            origin=origin_of(journal, row_at, journal.first_index, last),
         )
 
     def group_places(self, topic: str, number: int) -> Reply:
         """``("ok", {group: next offset})``: the consumer groups that this broker group coordinates, as far as
-        they have a place in a partition; leader only."""
+        they have committed an offset of a partition; leader only."""
 
         def read(state: StateMachine) -> dict[str, int]:
             found: dict[str, int] = {}
             for group, _ in politely((name, None) for name in list(state.group_offsets)):
-                place = state.group_offsets.get(group, {}).get(topic, {}).get(number)
-                if place is not None:
-                    found[group] = place
+                offset = state.group_offsets.get(group, {}).get(topic, {}).get(number)
+                if offset is not None:
+                    found[group] = offset
             return found
 
         return self._running.if_leading(read)
 
 
-class _RowPlace(NamedTuple):
+class _RowAt(NamedTuple):
     """A message's run, and where in its entry the row begins."""
 
     run: Run
@@ -393,9 +393,9 @@ class LogReader(Protocol):
     def read_range(self, index: int, pos: int, size: int) -> bytes: ...
 
 
-def origin_of(log: LogReader, place: _RowPlace, first: int, last: int) -> MessageOrigin | None:
+def origin_of(log: LogReader, row_at: _RowAt, first: int, last: int) -> MessageOrigin | None:
     """The entry among ``[first, last]`` that made a message readable; None: it is not there."""
-    run = place.run
+    run = row_at.run
     index = first_at(log, run.time_ms, first, last)
     for at in range(index, min(last, index + ENTRIES_MAX) + 1):
         if time_of(log, at) is None:
@@ -403,7 +403,7 @@ def origin_of(log: LogReader, place: _RowPlace, first: int, last: int) -> Messag
         now_ms, ops = decode_command(log.read(at))
         if now_ms > run.time_ms:
             break
-        found = _in_entry(ops, place, at)
+        found = _in_entry(ops, row_at, at)
         if found is not None:
             stored_ms = time_of(log, run.log_index) if first <= run.log_index <= last else None
             copied = run.log_index == at and found.how != "sent"
@@ -444,14 +444,14 @@ class _Found(NamedTuple):
     by: str = ""
 
 
-def _in_entry(ops: list[Op], place: _RowPlace, index: int) -> _Found | None:
+def _in_entry(ops: list[Op], row_at: _RowAt, index: int) -> _Found | None:
     """What in an entry made this row readable; None: nothing."""
     referred = False
     for op in ops:
-        if op.type == OpType.MESSAGE and _holds(op, place, index):
+        if op.type == OpType.MESSAGE and _holds(op, row_at, index):
             return _Found("sent")
         if op.type in _WITH_ROWS:
-            referred = referred or _holds(op, place, index) or _refers(op, place)
+            referred = referred or _holds(op, row_at, index) or _refers(op, row_at)
         elif op.type == OpType.COMMIT and referred:
             return _Found("committed", op.meta.app, op.meta.by)
         elif op.type == OpType.RELEASE and referred:
@@ -459,17 +459,17 @@ def _in_entry(ops: list[Op], place: _RowPlace, index: int) -> _Found | None:
     return None
 
 
-def _holds(op: Op, place: _RowPlace, index: int) -> bool:
+def _holds(op: Op, row_at: _RowAt, index: int) -> bool:
     """Whether the row lies in the operation's body."""
-    return place.run.log_index == index and op.body_pos <= place.pos < op.body_pos + op.body_size
+    return row_at.run.log_index == index and op.body_pos <= row_at.pos < op.body_pos + op.body_size
 
 
-def _refers(op: Op, place: _RowPlace) -> bool:
+def _refers(op: Op, row_at: _RowAt) -> bool:
     """Whether the row is among those that a REF_MESSAGE makes readable."""
     if op.type != OpType.REF_MESSAGE:
         return False
     flat = op.meta.references
     return any(
-        place.run.log_index == log_index and pos <= place.pos < pos + size
+        row_at.run.log_index == log_index and pos <= row_at.pos < pos + size
         for log_index, pos, size in zip(flat[::4], flat[1::4], flat[2::4], strict=True)
     )

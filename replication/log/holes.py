@@ -1,7 +1,7 @@
 """Entries of a log that are damaged, and what is still known about them: their positions and terms.
 
 One flipped bit makes one entry unreadable, but nothing else is lost: the entries around it are sound, and so
-is the log's end, on which alone votes and acknowledgements depend. Such a place is a *hole*: its
+is the log's end, on which alone votes and acknowledgements depend. Such a gap is a *hole*: its
 entries are fetched from another replica and written where they were (host/repair.py).
 
 By Log Matching (Raft, section 5.3) two logs that hold an entry of the same index and term are identical up to
@@ -275,7 +275,7 @@ def scan_past(data: memoryview, first: int, last: int | None) -> tuple[Scan, lis
     return whole, holes
 
 
-def check_placed(data: memoryview, first: int, found: Scan) -> list[Hole]:
+def check_known(data: memoryview, first: int, found: Scan) -> list[Hole]:
     """The holes among entries whose positions and terms are known; the file may be cut short."""
     holes, runs, term = list[Hole](), dict(found.terms), -1
     for k in range(len(found.positions) - 1):
@@ -328,7 +328,7 @@ class StoredEntry:
 
 def read_stored(blob: bytes, first: int) -> list[StoredEntry]:
     """A replica's answer decoded: whole entries from ``first`` on, as they are in its file. The list ends
-    before the first entry that is unsound or out of place."""
+    before the first entry that is unsound or out of sequence."""
     data, at, entries = memoryview(blob), 0, list[StoredEntry]()
     while at < len(blob):
         try:

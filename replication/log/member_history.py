@@ -48,9 +48,9 @@ class MemberHistory:
 
     def dated(self, index: int) -> tuple[int, Members | None]:
         """As ``at``, with the index of the entry that holds it."""
-        place, base = bisect_right(self._indexes, index), self._base
-        if place:
-            found = self._indexes[place - 1]
+        count, base = bisect_right(self._indexes, index), self._base
+        if count:
+            found = self._indexes[count - 1]
             if base is None or not found < base[0] <= index:
                 return found, _decoded(self._commands[found])
         return (0, None) if base is None else (base[0], _members(base[1]))

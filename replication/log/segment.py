@@ -28,7 +28,7 @@ from escrowmq.replication.format.segment_format import (
     sidecar_name,
 )
 from escrowmq.replication.log.disk import Disk, File
-from escrowmq.replication.log.holes import Hole, check_placed, scan_past
+from escrowmq.replication.log.holes import Hole, check_known, scan_past
 
 # ------------------------------------------------------------------------------------------------------------
 # Positions and terms of a sealed segment, from its sidecar, so that a restart does not scan the entries.
@@ -118,7 +118,7 @@ def survey_sealed(disk: Disk, first: int, last: int, file: File) -> tuple[Scan, 
         and found.terms[:1]
         and found.terms[0][0] == first
     ):
-        return found, header + check_placed(data, first, found)
+        return found, header + check_known(data, first, found)
     try:
         found, holes = scan_past(data, first, last)
     except (CorruptLog, UnknownVersion) as error:
@@ -216,8 +216,9 @@ class SegmentTable(NamedTuple):
 class SegmentReader:
     """Reads entries of any segment from any thread; opens sealed segments on demand, ``limit`` at a time.
 
-    Bytes that fail their checksum raise DamagedEntry, and ``on_damage`` is called with their place, in
-    whichever thread. ``mendable``: a sealed segment with damaged entries is opened if their places are known.
+    Bytes that fail their checksum raise DamagedEntry, and ``on_damage`` is called with their position, in
+    whichever thread. ``mendable``: a sealed segment with damaged entries is opened if their positions are
+    known.
     """
 
     def __init__(

@@ -117,12 +117,12 @@ class SyncJob:
                 self._disk.sync_dir()
             if write_hole(self._disk, mend.hole, mend.data, mend.file):
                 self.mended.append(mend.hole)
-        for place, write in enumerate(self._writes):
+        for i, write in enumerate(self._writes):
             try:
                 self._perform(write)
             except DiskFull:
                 self.disk_full = True
-                self.rest = self._writes[place:]
+                self.rest = self._writes[i:]
                 return
 
     def _perform(self, write: Write) -> None:

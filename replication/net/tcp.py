@@ -493,7 +493,7 @@ class TcpTransport:
             await asyncio.sleep(DIAL.pause_s(failures))
 
     def stranger_arrived(self, connection: Connection) -> bool:
-        """Our own dials always have a place. Among the others, the oldest makes room: a peer needs only
+        """Our own dials always have a slot. Among the others, the oldest makes room: a peer needs only
         milliseconds, so strangers that hold connections open do not keep it out.
         """
         if self._closing:

@@ -120,13 +120,15 @@ class References:
         adjacent messages joined. Both kinds alternate within a partition only where copied and referenced
         messages do."""
         segment = self._log.segment_start(self._log.last_index)
-        return self.frames(chain.from_iterable(map(partial(self._places, segment), runs)), segment, writer)
+        return self.frames(
+            chain.from_iterable(map(partial(self._references, segment), runs)), segment, writer
+        )
 
-    def frames(self, places: Iterable[Sequence[int]], segment: int, writer: EntryWriter) -> list[bytes]:
-        """See ``of``. ``places``: each flat as ``OpenTx.refs``."""
+    def frames(self, references: Iterable[Sequence[int]], segment: int, writer: EntryWriter) -> list[bytes]:
+        """See ``of``. ``references``: each flat as ``OpenTx.refs``."""
         budget = writer.copy_budget
         by_slot: dict[int, list[tuple[bool, list[int]]]] = {}  # copied?, quadruples as in ``reference``
-        for refs in places:
+        for refs in references:
             for at in range(0, len(refs), 5):
                 slot, entry, pos, size, count = refs[at : at + 5]
                 copy = (entry < segment or size <= self._copy_bytes) and size <= budget
@@ -154,7 +156,7 @@ class References:
                     frames.append(build_one(topic, number, flat))
         return frames
 
-    def _places(self, segment: int, run: Run) -> Iterable[tuple[int, ...]]:
+    def _references(self, segment: int, run: Run) -> Iterable[tuple[int, ...]]:
         """Where the messages are, in the order of the transactions: a reference for each, or one for a whole
         block that is referred to and not copied."""
         block = run.block
@@ -165,9 +167,9 @@ class References:
         return run.refs()
 
     def _copied(self, topic: str, number: int, flat: Sequence[int]) -> bytes:
-        places = [flat[at : at + 4] for at in range(0, len(flat), 4)]
-        rows = b"".join(self._log.read_range(entry, pos, size) for entry, pos, size, _ in places)
-        return build.copied(topic, number, sum(count for *_, count in places), rows)
+        pieces = [flat[at : at + 4] for at in range(0, len(flat), 4)]
+        rows = b"".join(self._log.read_range(entry, pos, size) for entry, pos, size, _ in pieces)
+        return build.copied(topic, number, sum(count for *_, count in pieces), rows)
 
 
 # ------------------------------------------------------------------ commits that wait for each other
@@ -235,7 +237,7 @@ class CommitHold:
 ENTRY_BYTES_MAX = 1 << 20
 
 
-_PLACES = frozenset((OpType.GROUP_OFFSETS, OpType.PLACES))
+_COMMITS = frozenset((OpType.GROUP_OFFSETS, OpType.PLACES))
 
 
 class Admission:
@@ -338,7 +340,7 @@ class Admission:
                     submission.results[number] = [int(ResultCode.GROUP_KIND), SHARE]
                 elif kind == OpType.TRIM and topics.is_another(meta.topic, submission):
                     submission.results[number] = [int(ResultCode.UNKNOWN_TOPIC)]
-                elif kind in _PLACES and topics.is_another(meta.topic, submission):
+                elif kind in _COMMITS and topics.is_another(meta.topic, submission):
                     submission.results[number] = [int(ResultCode.UNKNOWN_TOPIC), [meta.topic]]
                 elif kind == OpType.CANCEL:
                     self._write_cancel(writer, submission, number)
@@ -641,7 +643,7 @@ def sift(
     looks = outcome == COMMITTED and by != build.BY_PRODUCER and not from_home
     valid: dict[str, None] = {}
     refused: dict[str, tuple[int, Any]] = {}
-    for place, tx_id in enumerate(meta.tx_ids):
+    for i, tx_id in enumerate(meta.tx_ids):
         if tx_id in deciding or tx_id in valid:
             continue
         record = table.open.get(tx_id)
@@ -649,8 +651,8 @@ def sift(
             if from_home and home_index and outcome == ROLLED_BACK and table.mark(tx_id) is None:
                 valid[tx_id] = None
             continue
-        if home_index and not record.is_under(home_group, home_index[place]):
-            older = record.home_group == home_group and 0 <= record.home_index < home_index[place]
+        if home_index and not record.is_under(home_group, home_index[i]):
+            older = record.home_group == home_group and 0 <= record.home_index < home_index[i]
             refused[tx_id] = (int(ResultCode.RETRY if older else ResultCode.UNKNOWN_TX), None)
         elif from_home and by != f"{BY_HOME}{record.home_group}":
             refused[tx_id] = (int(ResultCode.UNKNOWN_TX), None)
@@ -672,8 +674,8 @@ def _of_these(meta: Rollback, valid: Sequence[str]) -> Rollback:
     """A client's ROLLBACK as it is in the log: of these transactions only."""
     if valid is meta.tx_ids:
         return meta
-    place = {tx_id: at for at, tx_id in enumerate(meta.tx_ids)}
-    at = [place[tx_id] for tx_id in valid]
+    index_of = {tx_id: at for at, tx_id in enumerate(meta.tx_ids)}
+    at = [index_of[tx_id] for tx_id in valid]
     newest, home = (
         [column[n] for n in at] if column else [] for column in (meta.newest_index, meta.home_index)
     )

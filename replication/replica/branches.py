@@ -316,7 +316,7 @@ def results_of(rows: Sequence[Undone], result: Sequence[Any]) -> list[tuple[Undo
         return [(row, result[0], result[1] if len(result) > 1 else None) for row in rows]
     problems = {problem[0]: problem for problem in result[1]}
     found: list[tuple[Undone, int, Any]] = []
-    for place, row in enumerate(rows):
-        problem = problems.get(place)
+    for i, row in enumerate(rows):
+        problem = problems.get(i)
         found.append((row, 0, None) if problem is None else (row, problem[1], problem[2]))
     return found

@@ -34,7 +34,7 @@ from escrowmq.replication.state.topics import Partition, Topic
 from escrowmq.replication.timers.record import (
     FIRST_KEY,
     KEY_BYTES,
-    PLACE,
+    LOCATION,
     deliver_ms_of,
     key_bytes,
     key_of,
@@ -61,11 +61,11 @@ _HOUR_MS = 3_600_000
 
 @dataclass(slots=True)
 class _Pass:
-    """``bound``: what lies in earlier entries is carried. ``place``: the key up to which all has been read;
-    ``before``: before the last slice."""
+    """``bound``: what lies in earlier entries is carried. ``position``: the key up to which all has been
+    read; ``before``: before the last slice."""
 
     bound: int
-    place: bytes = FIRST_KEY
+    position: bytes = FIRST_KEY
     before: bytes = FIRST_KEY
 
 
@@ -137,24 +137,24 @@ class Compaction:
         assert look is not None
         timers = self._state.timers
         near = last_key(now_ms + self._ahead_ms)
-        after = max(look.place, timers.released, self._releases.releasing, near)
+        after = max(look.position, timers.released, self._releases.releasing, near)
         begin_ms = timers.store.next_ms(after)
         if begin_ms is None:
             self._pass = None
             return None
         end_ms = (begin_ms // _HOUR_MS + 1) * _HOUR_MS - 1
         look.before = after
-        found, look.place = timers.store.due(after, end_ms, SLICE)
+        found, look.position = timers.store.due(after, end_ms, SLICE)
         chosen = self._chosen(found, look, deleting)
         self._next_ms = now_ms + REST_MS
         if not chosen:
             return None
         if any(is_lacking(record, self._bodies) for record in chosen):
             self._bodies.want(WHO, chosen)
-            look.place = look.before
+            look.position = look.before
             return None
         self._bodies.want(WHO, ())
-        rows = [self._read(*PLACE.unpack_from(record, KEY_BYTES)) for record in chosen]
+        rows = [self._read(*LOCATION.unpack_from(record, KEY_BYTES)) for record in chosen]
         self.under_way = frozenset(map(key_bytes, chosen))
         brings = timing()
         brings.carried = len(chosen)
@@ -176,7 +176,7 @@ class Compaction:
                 continue
             size += size_of(record)
             if key != before and chosen and (size > CARRIED_BYTES or len(chosen) >= CARRIED_MAX):
-                look.place = before
+                look.position = before
                 break
             chosen.append(record)
             before = key
@@ -215,7 +215,7 @@ class Compaction:
     def again(self, now_ms: int) -> None:
         """The entry is in no log, and the log takes none now: what it carried is to be read again."""
         if self._pass is not None:
-            self._pass.place, self._next_ms = self._pass.before, now_ms + REST_MS
+            self._pass.position, self._next_ms = self._pass.before, now_ms + REST_MS
 
 
 def pinned(segments: Sequence[SegmentInfo], waiting: int, needed: int) -> int:

@@ -81,17 +81,17 @@ class Rows:
         if not runs:
             raise OffsetGone(f"{partition.topic}/{partition.number}: offset {offset} is gone")
         run = runs[0]
-        place = run.log_index, run.pos, run.size
-        rows = self._kept.get(place)
+        address = run.log_index, run.pos, run.size
+        rows = self._kept.get(address)
         if rows is None:
-            rows = split_rows(bytes(self._log.read_range(*place)), run.messages)
-            self._kept[place] = rows
+            rows = split_rows(bytes(self._log.read_range(*address)), run.messages)
+            self._kept[address] = rows
             self._kept_bytes += run.size
             while self._kept_bytes > KEPT_BYTES and len(self._kept) > 1:
                 (_, _, size), _ = self._kept.popitem(last=False)
                 self._kept_bytes -= size
         else:
-            self._kept.move_to_end(place)
+            self._kept.move_to_end(address)
         return rows[offset - run.base], run
 
 

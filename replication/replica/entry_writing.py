@@ -70,7 +70,7 @@ class Submission:
 
 class AboutTopics(Submission):
     """A request about ``topics`` as they were when it was checked, and about no later topics of these names:
-    a request of the leader itself, or a consumer group's place, which belongs to the topic that was read."""
+    a request of the leader itself, or a consumer group's offset, which belongs to the topic that was read."""
 
     __slots__ = ("topics",)
 

@@ -1,4 +1,4 @@
-"""Reading committed messages: partition index -> places in the log -> bytes. Any replica, any thread.
+"""Reading committed messages: partition index -> positions in the log -> bytes. Any replica, any thread.
 
 Returns whole runs: the first may start before the requested offset and the client trims it, as a Kafka
 client trims a batch. Adjacent runs of one entry are read together. Bodies are never decoded. One call

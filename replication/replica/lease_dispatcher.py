@@ -427,15 +427,15 @@ class LeaseDispatcher:
         for topic in ask.topics:
             if not self._partitions(topic):
                 rows.append(HandedOut(topic, -1, int(ResultCode.UNKNOWN_TOPIC)))
-        places = self._places(ask, self._next_turn(ask))
-        alone = self._alone(ask, places, now_ms)
-        for partition in places:
+        partitions = self._in_turn(ask, self._next_turn(ask))
+        alone = self._alone(ask, partitions, now_ms)
+        for partition in partitions:
             if left <= 0 or bytes_left <= 0:
                 break
             final = self._state.shares.get(ask.group, partition)
-            place = partition.topic, partition.number
+            address = partition.topic, partition.number
             if final is None:
-                rows.append(HandedOut(*place, int(ResultCode.UNKNOWN_SHARE), partition.topic_id))
+                rows.append(HandedOut(*address, int(ResultCode.UNKNOWN_SHARE), partition.topic_id))
                 continue
             pair, end, until_ms = (ask.group, partition.slot), partition.index.end, now_ms + ask.lease_ms
             reach = Reach(partition.index, bytes_left, at_least_one=left == ask.wanted)
@@ -451,7 +451,7 @@ class LeaseDispatcher:
                 continue
             if taken:
                 code = int(ResultCode.OK)
-                rows.append(HandedOut(*place, code, partition.topic_id, reach.runs, taken))
+                rows.append(HandedOut(*address, code, partition.topic_id, reach.runs, taken))
                 left -= sum(last - first + 1 for first, last, _ in taken)
                 bytes_left = reach.bytes_left
                 self._gave(ask, pair, taken)
@@ -464,13 +464,13 @@ class LeaseDispatcher:
         ranges = [(first, last) for first, last, _ in taken]
         self._receipts.gave(ask.key, Given(ask.call, ask.number, pair, ranges))
 
-    def _alone(self, ask: AcquireRequest, places: Sequence[Partition], now_ms: int) -> list[Pair] | None:
+    def _alone(self, ask: AcquireRequest, partitions: Sequence[Partition], now_ms: int) -> list[Pair] | None:
         """See ``Leases.alone``."""
         if not self.leases.doubtful:
             return None
         finals = [
             ((ask.group, partition.slot), final)
-            for partition in places
+            for partition in partitions
             if (final := self._state.shares.get(ask.group, partition)) is not None
         ]
         return self.leases.alone(ask.member, finals, now_ms)
@@ -484,7 +484,7 @@ class LeaseDispatcher:
         self._turns[ask.group, ask.topics] = turn + 1
         return turn
 
-    def _places(self, ask: AcquireRequest, turn: int) -> list[Partition]:
+    def _in_turn(self, ask: AcquireRequest, turn: int) -> list[Partition]:
         """Retries first, then all partitions in turn, so that none waits behind a busy one."""
         found = [p for topic in ask.topics for p in self._partitions(topic)]
         at = turn % len(found) if found else 0
@@ -496,14 +496,16 @@ class LeaseDispatcher:
 
     # -------------------------------------------------------------- waiting
     def _has_some(self, ask: AcquireRequest, now_ms: int) -> int:
-        """In how many places there is something for it, or something to tell."""
+        """In how many partitions there is something for it, or something to tell."""
         if self.is_deleting(ask.group):
             return 0  # the entry that deletes it calls up who waits here
         self._looks += 1
-        places = self._places(ask, self._looks * (LOOKS_MAX // 2))
+        partitions = self._in_turn(ask, self._looks * (LOOKS_MAX // 2))
         unknown = sum(not self._partitions(topic) for topic in ask.topics)
-        alone = self._alone(ask, places, now_ms)
-        return unknown + sum(self._is_some(ask.group, partition, alone) for partition in places[:LOOKS_MAX])
+        alone = self._alone(ask, partitions, now_ms)
+        return unknown + sum(
+            self._is_some(ask.group, partition, alone) for partition in partitions[:LOOKS_MAX]
+        )
 
     def _is_some(self, group: str, partition: Partition, alone: list[Pair] | None) -> bool:
         pair, final = (group, partition.slot), self._state.shares.get(group, partition)
@@ -512,22 +514,22 @@ class LeaseDispatcher:
         return self.leases.has_some(pair, final, partition.index.end) if alone is None else pair in alone
 
     def _look(self, now_ms: int) -> None:
-        """Call up as many of those that wait longest as there are places with something for them."""
+        """Call up as many of those that wait longest as there are partitions with something for them."""
         self._stirred = False
         left = LOOKS_MAX
-        places: dict[tuple[str, tuple[str, ...], str], int] = {}
+        available: dict[tuple[str, tuple[str, ...], str], int] = {}
         for _ in range(len(self.parked)):
             ask = self.parked.popleft()
             key = ask.group, ask.topics, ask.member if self.leases.doubtful else ""
-            if key not in places:
+            if key not in available:
                 if left <= 0:
                     self.parked.appendleft(ask)
                     self._stirred = True  # the next step goes on from here
                     return
-                places[key] = self._has_some(ask, now_ms)
+                available[key] = self._has_some(ask, now_ms)
                 left -= sum(len(self._partitions(topic)) for topic in ask.topics) + 2
-            if places[key] > 0:
-                places[key] -= 1
+            if available[key] > 0:
+                available[key] -= 1
                 self.lead_rounds.add(ask)
             else:
                 self.parked.append(ask)

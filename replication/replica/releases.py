@@ -27,7 +27,7 @@ from escrowmq.replication.state.timers import due_ms, records_of
 from escrowmq.replication.state.topics import Partition, is_another
 from escrowmq.replication.timers.record import (
     KEY_BYTES,
-    PLACE,
+    LOCATION,
     RECORD,
     deliver_ms_of,
     key_of,
@@ -111,7 +111,7 @@ def needed(records: Iterable[bytes], segment: int, copied: int) -> list[bytes]:
     ``copied``: larger bodies are referred to, too."""
     found = []
     for record in records:
-        index, _, size = PLACE.unpack_from(record, KEY_BYTES)
+        index, _, size = LOCATION.unpack_from(record, KEY_BYTES)
         if index < segment and size <= copied:
             found.append(record)
     return found
@@ -119,7 +119,7 @@ def needed(records: Iterable[bytes], segment: int, copied: int) -> list[bytes]:
 
 def is_lacking(record: bytes, bodies: PrefetchedBodies) -> bool:
     """Whether its body is still to be read."""
-    index, pos, _ = PLACE.unpack_from(record, KEY_BYTES)
+    index, pos, _ = LOCATION.unpack_from(record, KEY_BYTES)
     return not bodies.has(index, pos)
 
 
@@ -329,14 +329,14 @@ class Releases:
         it = iter(meta.keys)
         keys: dict[bytes, list[bytes]] = {}
         problems: list[list[Any]] = []
-        for place, (time_ms, owner, ordinal) in enumerate(zip(it, it, it, strict=True)):
+        for i, (time_ms, owner, ordinal) in enumerate(zip(it, it, it, strict=True)):
             key = key_of(time_ms, partition.slot, owner, ordinal)
             if key in self._cancelling or key in keys:
                 continue  # answered once that is applied
             found = self._timers.store.find(key)
             if found.living and key > max(self._timers.released, self._releasing):
                 if found.cancelled and self._is_prepared_again(owner, found.living):
-                    problems.append([place, int(ResultCode.RETRY), None])
+                    problems.append([i, int(ResultCode.RETRY), None])
                 else:
                     keys[key] = found.living
             elif not self._timers.cancelled.get(key) and (
@@ -344,7 +344,7 @@ class Releases:
             ):
                 # (Of what is released, the store may have forgotten the tombstone before the record; and the
                 # id may have been used again since, for a message that was read at once.)
-                problems.append([place, int(ResultCode.UNKNOWN_TIMER), None])
+                problems.append([i, int(ResultCode.UNKNOWN_TIMER), None])
         answer = [int(ResultCode.PARTIAL), problems] if problems else [int(ResultCode.OK)]
         if not keys:
             return None, answer

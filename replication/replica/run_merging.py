@@ -167,37 +167,37 @@ class _Parts:
         return len(self._slots)
 
     def find(self) -> Iterator[int]:
-        places: dict[int, int] = {}
+        index_of: dict[int, int] = {}
         none = array("q", [-1] * len(self._files))
         for position, file in enumerate(self._files):
             for number in range(len(file)):
                 slot, _ = file.slot_and_end(number)
                 if self._alive.get(slot, len(self._files)) <= position:
-                    if slot not in places:
-                        places[slot] = len(places)
+                    if slot not in index_of:
+                        index_of[slot] = len(index_of)
                         self._slots.append(slot)
                         self._numbers.extend(none)
-                    self._numbers[places[slot] * len(self._files) + position] = number
+                    self._numbers[index_of[slot] * len(self._files) + position] = number
                 if not number % TABLES_PER_REST:
                     yield 0
 
-    def _of(self, place: int) -> list[tuple[RunFile, int]]:
-        begin = place * len(self._files)
+    def _of(self, index: int) -> list[tuple[RunFile, int]]:
+        begin = index * len(self._files)
         numbers = self._numbers[begin : begin + len(self._files)]
         return [(file, number) for file, number in zip(self._files, numbers, strict=True) if number >= 0]
 
-    def rows(self, place: int) -> int:
-        return sum(len(file.table(number)) for file, number in self._of(place))
+    def rows(self, index: int) -> int:
+        return sum(len(file.table(number)) for file, number in self._of(index))
 
     def directory(self) -> Iterator[bytes]:
         """The bytes of ``[[slot, runs], ...]``."""
         yield b"\xdd" + len(self).to_bytes(4, "big")
-        for place, slot in enumerate(self._slots):
-            yield pack([slot, self.rows(place)])
+        for index, slot in enumerate(self._slots):
+            yield pack([slot, self.rows(index)])
 
-    def columns(self, place: int) -> Iterator[bytes]:
+    def columns(self, index: int) -> Iterator[bytes]:
         """The bytes of a table of the result, in pieces."""
-        tables = [(file, number, len(file.table(number))) for file, number in self._of(place)]
+        tables = [(file, number, len(file.table(number))) for file, number in self._of(index)]
         if RUN_BYTES * sum(rows for _, _, rows in tables) <= PIECE_BYTES:
             whole = [(file.read_table(number), 8 * rows) for file, number, rows in tables]
             yield b"".join(
@@ -212,9 +212,9 @@ class _Parts:
         """Raise CorruptLog unless the result has what its inputs had, without a gap."""
         if len(merged) != len(self):
             raise CorruptLog(f"{merged.name}: has {len(merged)} tables, and {len(self)} were merged into it")
-        for place in range(len(self)):
-            tables = [file.table(number) for file, number in self._of(place)]
-            table = merged.table(place)
+        for index in range(len(self)):
+            tables = [file.table(number) for file, number in self._of(index)]
+            table = merged.table(index)
             gaps = any(first.end != second.base for first, second in pairwise(tables))
             bounds = table.base, table.end, len(table), table.size()
             expected = (
@@ -223,9 +223,9 @@ class _Parts:
                 sum(map(len, tables)),
                 sum(one.size() for one in tables),
             )
-            if gaps or bounds != expected or merged.slot_and_end(place)[0] != self._slots[place]:
-                raise CorruptLog(f"{merged.name}: table {place} is {bounds}, and not {expected}")
-            if not place % TABLES_PER_REST:
+            if gaps or bounds != expected or merged.slot_and_end(index)[0] != self._slots[index]:
+                raise CorruptLog(f"{merged.name}: table {index} is {bounds}, and not {expected}")
+            if not index % TABLES_PER_REST:
                 yield 0
 
 

@@ -61,11 +61,11 @@ LETTER_GROUPS_MAX = 64
 class _Letters:
     """Of one group. ``upto``: the first offset that was not looked at."""
 
-    __slots__ = ("places", "upto")
+    __slots__ = ("offsets", "upto")
 
     def __init__(self, begin: int) -> None:
         self.upto = begin
-        self.places: OrderedDict[Origin, int] = OrderedDict()
+        self.offsets: OrderedDict[Origin, int] = OrderedDict()
 
 
 class DeadOrigins:
@@ -86,7 +86,7 @@ class DeadOrigins:
         """Whether it is there, or about to be. ``is_settled``: whether a letter was redriven or dropped."""
         if self._under_way[target.slot, origin]:
             return True
-        at = self._caught_up(target).places.get(origin)
+        at = self._caught_up(target).offsets.get(origin)
         return at is not None and at >= target.index.start and not is_settled(at)
 
     def coming(self, target: Partition, origin: Origin) -> None:
@@ -115,11 +115,11 @@ class DeadOrigins:
                 continue
             origin = None if found is None else history(found.headers).origin
             if origin is not None:
-                known.places[origin] = offset
-                known.places.move_to_end(origin)
+                known.offsets[origin] = offset
+                known.offsets.move_to_end(origin)
         known.upto = index.end
-        while len(known.places) > LETTERS_MAX:
-            known.places.popitem(last=False)
+        while len(known.offsets) > LETTERS_MAX:
+            known.offsets.popitem(last=False)
         return known
 
 
@@ -267,7 +267,7 @@ class ShareAdmission:
         problems, newly = list[list[Any]](), list[int]()
         each = zip(meta.offsets, meta.delays_ms, meta.reasons, strict=True)
         targets: dict[Partition, list[tuple[int, bytes]]] = {}
-        for place, (offset, delay_ms, reason) in enumerate(each):
+        for i, (offset, delay_ms, reason) in enumerate(each):
             found = self._refusal_of_nack(group, partition, None if attempt else pair, meta.member, offset)
             found = final if found is _OK else found
             if found is None:
@@ -283,7 +283,7 @@ class ShareAdmission:
                 else:
                     newly += [offset] if found is None else []
             if found is not None and found[0] != ResultCode.OK:
-                problems.append([place, *found])
+                problems.append([i, *found])
         self._forward(writer, targets)
         answer = [int(ResultCode.PARTIAL), problems] if problems else _OK
         audited = f"{build.REDRIVEN} {by}" if redrives else ""

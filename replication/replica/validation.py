@@ -25,7 +25,7 @@ from escrowmq.replication.format.ops import (
 )
 from escrowmq.replication.format.share_ops import PreLetters
 from escrowmq.replication.format.timer_ops import PreScheduled
-from escrowmq.replication.limits import PLACES_MAX
+from escrowmq.replication.limits import MOVED_OFFSETS_MAX
 
 
 def brings_new_work(ops: Sequence[Op]) -> bool:
@@ -40,12 +40,12 @@ def level_needed(ops: Sequence[Op]) -> int:
 
 
 def parse_request(
-    request: bytes, *, from_broker: bool = False, place: tuple[int, int] | None = None
+    request: bytes, *, from_broker: bool = False, group_and_count: tuple[int, int] | None = None
 ) -> list[Op]:
     """Decode and check a request; raises InvalidMessage that names the operation and the problem.
 
-    ``from_broker``: it may decide in the name of a home group. ``place``: the number of this group and the
-    number of groups, if references to groups are to be checked too.
+    ``from_broker``: it may decide in the name of a home group. ``group_and_count``: the number of this group
+    and the number of groups, if references to groups are to be checked too.
     """
     try:
         ops = decode_ops(request)
@@ -59,10 +59,12 @@ def parse_request(
             pass
         elif op.type == OpType.PREPARE:
             attached = ops[at + 1 : at + 1 + max(op.meta.attached, 0)]
-            problem = _attached_problem(op.meta, attached) or (place and _groups_problem(op.meta, *place))
+            problem = _attached_problem(op.meta, attached) or (
+                group_and_count and _groups_problem(op.meta, *group_and_count)
+            )
             at += len(attached)
         elif op.type == OpType.CREATE_TOPIC:
-            problem = op.meta.placing_problem(place and place[1])
+            problem = op.meta.placing_problem(group_and_count and group_and_count[1])
         elif op.meta.ATTACHED:
             problem = f"{op.meta.KIND.name} without its PREPARE before it"
         elif op.type == OpType.DELETE_TOPIC and any(_creates(o, op.meta.name) for o in ops[:at]):
@@ -123,12 +125,12 @@ def _rows_problem(part: PreMessage | PreScheduled, transactions: int, body_bytes
 
 
 def _letters_problem(prepare: Prepare, attached: Sequence[Op]) -> str | None:
-    places = [at for at, op in enumerate(attached) if isinstance(op.meta, PreLetters)]
-    if not places:
+    found = [at for at, op in enumerate(attached) if isinstance(op.meta, PreLetters)]
+    if not found:
         return None
     if len(prepare.tx_ids) != 1 or prepare.part or prepare.home_group >= 0 or not prepare.extra.on_timeout:
         return "PRE_LETTERS follows the first PREPARE, at home, of a transaction with on_timeout"
-    if places != [len(attached) - 1]:
+    if found != [len(attached) - 1]:
         return "there is one PRE_LETTERS, behind everything else"
     return None
 
@@ -143,8 +145,8 @@ def _offsets_problem(prepare: Prepare, attached: Sequence[Op]) -> str | None:
         return "PRE_OFFSETS stands behind the messages"
     if len({(part.group, part.topic) for part in moving}) != len(moving):
         return "a transaction moves the offsets of a group in a topic once"
-    if sum(len(part.moves) for part in moving) > 3 * PLACES_MAX:
-        return f"a transaction moves at most {PLACES_MAX} offsets"
+    if sum(len(part.moves) for part in moving) > 3 * MOVED_OFFSETS_MAX:
+        return f"a transaction moves at most {MOVED_OFFSETS_MAX} offsets"
     return None
 
 

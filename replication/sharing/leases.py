@@ -92,9 +92,9 @@ class Leases:
         """Whether some message may be at its last chance."""
         return bool(self._doubtful)
 
-    def alone(self, member: str, places: Sequence[tuple[Pair, Final]], now_ms: int) -> list[Pair] | None:
-        """None: nothing in these places, which are those of a call, is at its last chance. Otherwise: where
-        ``acquire_alone`` finds something for the member.
+    def alone(self, member: str, partitions: Sequence[tuple[Pair, Final]], now_ms: int) -> list[Pair] | None:
+        """None: nothing in these partitions, which are those of a call, is at its last chance. Otherwise:
+        where ``acquire_alone`` finds something for the member.
 
         A message at its last chance must not be given up for one that kills the process beside it. So a
         member gets it alone, when it holds nothing else, and nothing else while it holds it; and meanwhile
@@ -102,7 +102,7 @@ class Leases:
         then what a member still holds may be beside it.
         """
         waiting, recent, mine = list[Pair](), True, False
-        for pair, final in places:
+        for pair, final in partitions:
             if pair not in self._doubtful:
                 continue
             window = self.windows[pair]
@@ -116,10 +116,10 @@ class Leases:
                 recent = recent and now_ms < self._doubtful[pair] + DRAIN_MS
         if not waiting and not mine:
             return None
-        return [] if mine or (recent and self._holds(member, places)) else waiting
+        return [] if mine or (recent and self._holds(member, partitions)) else waiting
 
-    def _holds(self, member: str, places: Sequence[tuple[Pair, Final]]) -> bool:
-        windows = (self.windows.get(pair) for pair, _ in places)
+    def _holds(self, member: str, partitions: Sequence[tuple[Pair, Final]]) -> bool:
+        windows = (self.windows.get(pair) for pair, _ in partitions)
         return any(window is not None and window.holds(member) for window in windows)
 
     def acquire_alone(

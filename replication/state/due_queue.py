@@ -151,13 +151,13 @@ class DueQueue:
             self._untidied = [(bucket, len(chunks)) for bucket, chunks in self._buckets.items()]
             self._untidied += [(key, len(queue)) for key, queue in self._due.items()]
         while self._untidied and budget > 0:
-            place, left = self._untidied.pop()
-            if isinstance(place, int):
-                left, budget = self._tidy_bucket(place, left, budget)
+            key, left = self._untidied.pop()
+            if isinstance(key, int):
+                left, budget = self._tidy_bucket(key, left, budget)
             else:
-                left, budget = self._tidy_due(place, left, budget)
+                left, budget = self._tidy_due(key, left, budget)
             if left > 0:
-                self._untidied.append((place, left))
+                self._untidied.append((key, left))
 
     def _tidy_bucket(self, bucket: int, left: int, budget: int) -> tuple[int, int]:
         chunks = self._buckets.get(bucket)
@@ -224,13 +224,13 @@ class DueQueue:
         for app, tx_id, record in self._table.iterate_open():
             if record.due_ms < 0:
                 continue
-            place = app, _bucket(record.due_ms)
-            ids = gathered.get(place)
+            key = app, _bucket(record.due_ms)
+            ids = gathered.get(key)
             if ids is None:
-                ids = gathered[place] = []
+                ids = gathered[key] = []
             ids.append(tx_id)
             if len(ids) >= CHUNK:
-                self.schedule(app, gathered.pop(place), record.due_ms)
+                self.schedule(app, gathered.pop(key), record.due_ms)
         for (app, bucket), ids in gathered.items():
             self.schedule(app, ids, (bucket - 1) * BUCKET_MS)
 

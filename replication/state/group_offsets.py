@@ -27,7 +27,7 @@ class GroupOffsets(OrderedDict[str, ByTopic]):
         self.move_to_end(group)  # in one step: other threads look groups up meanwhile
 
     def drop_group(self, group: str) -> bool:
-        """Deletes a group for an operator. Returns whether it had any places."""
+        """Deletes a group for an operator. Returns whether it had any committed offsets."""
         return self.pop(group, None) is not None
 
     def keep(self, most: int, held: Container[str] = ()) -> None:
@@ -72,10 +72,10 @@ class GroupOffsets(OrderedDict[str, ByTopic]):
 # ------------------------------------------------------------------ deleted groups
 # Consumer groups that an operator has deleted, and from which generation on a membership counts again.
 #
-# The log has only the places of a group. A member that was paused while its group was deleted would join
-# again, claim its partitions and commit: the group would come back with this member's places only, and its
-# other partitions would be read from their beginning. So a deletion records the coordinator's newest
-# generation. Claims and commits under that generation or an earlier one are void.
+# The log has only the committed offsets of a group. A member that was paused while its group was deleted
+# would join again, claim its partitions and commit: the group would come back with this member's offsets
+# only, and its other partitions would be read from their beginning. So a deletion records the coordinator's
+# newest generation. Claims and commits under that generation or an earlier one are void.
 #
 # Bounded: beyond the limit, the groups that were deleted longest ago share one generation (``floor``), up
 # to which claims and commits are void in every group. A member that was paused for that long then loses its
@@ -108,20 +108,21 @@ class DeletedGroups:
 
 
 # ------------------------------------------------------------------------------------------------------------
-# How often the message at a consumer group's place has failed: for groups that read a partition in order.
+# How often the message at a consumer group's committed offset has failed: for groups that read a partition in
+# order.
 #
-# An entry counts only while the place is the one that it was noted for. It is forgotten once the place is
+# An entry counts only while the offset is the one that it was noted for. It is forgotten once the offset is
 # another one: a message that was done begins anew if its group is moved back to it. Bounded: those noted
 # longest ago are forgotten, and their messages begin again at the first attempt.
 
-#: Places with failed attempts that are kept.
+#: Committed offsets with failed attempts that are kept.
 ATTEMPTS_KEPT = 100_000
 #: Group, topic and partition.
 Key = tuple[str, str, int]
 
 
 class Attempts(dict[Key, tuple[int, int]]):
-    """Key -> place (the next offset) and failed attempts, in the order in which they were noted. Changed in
+    """Key -> committed offset and failed attempts, in the order in which they were noted. Changed in
     the applying thread only, by these methods."""
 
     def note(self, group: str, topic: str, flat: Sequence[int]) -> None:
@@ -136,15 +137,15 @@ class Attempts(dict[Key, tuple[int, int]]):
 
     def at(self, group: str, topic: str, partition: int, offset: int) -> int:
         """How often the message at that offset has failed. Any thread."""
-        place, attempts = self.get((group, topic, partition), (-1, 0))
-        return attempts if place == offset else 0
+        noted, attempts = self.get((group, topic, partition), (-1, 0))
+        return attempts if noted == offset else 0
 
     def passed(self, group: str, topic: str, flat: Sequence[int]) -> None:
-        """Places have moved; ``flat``: partition, next offset, and so on."""
+        """Committed offsets have moved; ``flat``: partition, next offset, and so on."""
         it = iter(flat)
         for partition, offset in zip(it, it, strict=True):
-            place, _ = self.get((group, topic, partition), (offset, 0))
-            if place != offset:
+            noted, _ = self.get((group, topic, partition), (offset, 0))
+            if noted != offset:
                 del self[group, topic, partition]
 
     def drop_group(self, group: str) -> None:

@@ -109,8 +109,8 @@ class HeldLetters:
     def drop_slots(self, slots: Iterable[int]) -> None:
         """Their topic is about to be deleted: a later one of its name has other dead letters."""
         dead = set(slots)
-        for place in [place for place in self._holders if place[1] in dead]:
-            for key in self._holders.pop(place):
+        for holder in [holder for holder in self._holders if holder[1] in dead]:
+            for key in self._holders.pop(holder):
                 del self.by_tx[key]
 
     def _partition(self, letters: Letters) -> Partition | None:

@@ -1,8 +1,9 @@
-"""Places of consumer groups that open transactions will move: held until the transaction is settled.
+"""Committed offsets of consumer groups that open transactions will move: held until the transaction is
+settled.
 
-A PREPARE is refused unless every place is where its work began, and nobody else holds it. So a commit is
-never refused because of a place, and of two members that have read the same messages only one prepares. A
-held place is moved by nothing but the transaction that holds it. Deterministic, as everything in the state.
+A PREPARE is refused unless every offset is where its work began, and nobody else holds it. So a commit is
+never refused because of an offset, and of two members that have read the same messages only one prepares. A
+held offset is moved by nothing but the transaction that holds it. Deterministic, as everything in the state.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class HeldOffsets:
         shares: Shares,
         passed: Callable[[str, str, Sequence[int]], None],
     ) -> None:
-        """``passed`` hears of each group, topic and flat places that a transaction has moved."""
+        """``passed`` hears of each group, topic and flat offsets that a transaction has moved."""
         self._passed = passed
         self._topics, self._offsets, self._shares = topics, offsets, shares
         self.by_tx: dict[TxKey, list[Held]] = {}
@@ -65,16 +66,16 @@ class HeldOffsets:
             # First: what the holder commits may be where this work began.
             if self.holder(group, topic, partition) is not None:
                 return [int(ResultCode.OFFSETS_PENDING), [group, topic, partition]]
-            if (place := committed.get(partition, NONE_YET)) != begin:
-                return [int(ResultCode.OFFSETS_MOVED), [group, topic, partition, place]]
+            if (now_at := committed.get(partition, NONE_YET)) != begin:
+                return [int(ResultCode.OFFSETS_MOVED), [group, topic, partition, now_at]]
         return None
 
     def holder(self, group: str, topic: str, partition: int) -> TxKey | None:
-        """The transaction that holds the place, or None."""
+        """The transaction that holds the committed offset, or None."""
         return self.holders.get(group, {}).get(topic, {}).get(partition)
 
     def pending(self, group: str, topic: str, partitions: Iterable[int]) -> list[object] | None:
-        """The result of a plain commit that would move a held place, or None."""
+        """The result of a plain commit that would move a held offset, or None."""
         held = self.holders.get(group, {}).get(topic, {})
         for partition in partitions:
             if partition in held:
@@ -87,7 +88,7 @@ class HeldOffsets:
             self.hold((app, tx_id), [(part.group, part.topic, tuple(part.moves)) for part in parts])
 
     def hold(self, key: TxKey, held: list[Held]) -> None:
-        """Also for a snapshot's. Raises ValueError if another one holds a place."""
+        """Also for a snapshot's. Raises ValueError if another one holds an offset."""
         self.by_tx[key] = held
         for group, topic, flat in held:
             by_partition = self.holders.setdefault(group, {}).setdefault(topic, {})
@@ -96,7 +97,7 @@ class HeldOffsets:
                     raise ValueError(f"{key} holds {topic}/{partition} of {group!r}, as another does")
 
     def settled(self, app: str, tx_ids: Iterable[str], *, committed: bool) -> bool:
-        """These are no longer open: their places move, or stay. Returns whether any moved."""
+        """These are no longer open: their offsets move, or stay. Returns whether any moved."""
         moves = False
         for tx_id in tx_ids:
             for group, topic, flat in self.by_tx.pop((app, tx_id), ()):
@@ -109,7 +110,7 @@ class HeldOffsets:
         return moves
 
     def drop_topic(self, topic: str) -> None:
-        """It is deleted: a later topic of that name must not get places in this one."""
+        """It is deleted: a later topic of that name must not get offsets in this one."""
         for key in [key for key, held in self.by_tx.items() if any(topic == name for _, name, _ in held)]:
             held = self.by_tx[key]
             for group, name, flat in held:

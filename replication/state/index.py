@@ -1,4 +1,4 @@
-"""Partition index: dense offset -> place in the log, as runs.
+"""Partition index: dense offset -> position in the log, as runs.
 
 A *run* is a sequence of messages that are adjacent in one log entry and have consecutive
 offsets: a batch of a thousand plain messages is one run, and so are a thousand transactions that
@@ -132,7 +132,8 @@ class PartitionIndex:
         return self._start
 
     def append(self, index: int, pos: int, size: int, count: int, time_ms: int) -> int:
-        """Assign the next ``count`` offsets to messages at a place in the log; returns the first of them."""
+        """Assign the next ``count`` offsets to messages at a position in the log; returns the first of
+        them."""
         if self._cut != self._cuts.number:
             self._cut_off()
         base = self.end

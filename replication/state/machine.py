@@ -72,7 +72,7 @@ from escrowmq.replication.state.transactions import (
 from escrowmq.replication.timers.record import RECORD
 
 # ------------------------------------------------------------------------------------------------------------
-# Applies operations on consumer groups: places, what share groups have finished, settings, deletion; and the
+# Applies operations on consumer groups: offsets, what share groups have finished, settings, deletion; and the
 # messages that a leader forwards for them.
 
 # ------------------------------------------------------------------ group operations
@@ -267,7 +267,7 @@ def is_overtaken(record: OpenTx, extra: PrepareExtra) -> bool:
     )
 
 
-def places(
+def rows_of(
     topics: TopicTable, attached: Sequence[Op]
 ) -> tuple[list[Rows], list[TimedRows], list[object] | None]:
     """Where the messages that follow a PREPARE are, those with a time apart, and the reason to refuse them,
@@ -525,7 +525,7 @@ class StateMachine:
         meta: Prepare = op.meta
         app, topic, tx_ids, query_ids = meta.app, meta.topic, meta.tx_ids, meta.query_ids
         part, digests, home_group, extra = meta.part, meta.digests, meta.home_group, meta.extra
-        rows, timed, nowhere = places(self.topics, attached)
+        rows, timed, nowhere = rows_of(self.topics, attached)
         if nowhere is not None:
             return nowhere
         if (known := self.topics.topics.get(topic)) is None:
@@ -752,10 +752,10 @@ class StateMachine:
             meta.home_group,
         )
         still, unknown = [], []
-        for place, (tx_id, index) in enumerate(zip(tx_ids, meta.home_index, strict=True)):
+        for i, (tx_id, index) in enumerate(zip(tx_ids, meta.home_index, strict=True)):
             record = table.open.get(tx_id)
             if record is not None:
-                as_newest = not newest or record.newest_index == newest[place]
+                as_newest = not newest or record.newest_index == newest[i]
                 if as_newest and record.is_under(home_group, index):
                     still.append(tx_id)
             elif table.mark(tx_id) is None:

@@ -72,7 +72,7 @@ class OpenTx(NamedTuple):
         return self.home_group == home_group and self.home_record == home_index
 
 
-#: Rows of one PRE_MESSAGE: slot of its partition, position of its body, the place of each row's transaction
+#: Rows of one PRE_MESSAGE: slot of its partition, position of its body, the index of each row's transaction
 #: in the PREPARE, and the rows' sizes.
 Rows = tuple[int, int, Sequence[int], Sequence[int]]
 #: ``OpenTx.refs`` of each transaction of a PREPARE.
@@ -80,7 +80,7 @@ Refs = list[tuple[int, ...]]
 
 
 def refs_of(log_index: int, rows: Iterable[Rows], count: int) -> Refs:
-    """The places of the messages of ``count`` transactions; adjacent rows of one become one reference."""
+    """The addresses of the messages of ``count`` transactions; adjacent rows of one become one reference."""
     refs: list[tuple[int, ...]] = [()] * count
     for slot, body_pos, txs, sizes in rows:
         pos, last, size, messages = body_pos, txs[0] if txs else -1, 0, 0
@@ -109,7 +109,7 @@ class Block:
     """
 
     __slots__ = (
-        "_place_of", "_refs", "digests", "due_ms", "fence", "given", "instance", "log_index", "parts",
+        "_index_of", "_refs", "digests", "due_ms", "fence", "given", "instance", "log_index", "parts",
         "prepared_ms", "query_ids", "rows", "timeout_ms", "topic", "tx_ids",
     )  # fmt: skip
     #: As in a record: none has branches, or is one.
@@ -135,7 +135,7 @@ class Block:
         self.instance, self.parts, self.given, self.fence = (
             extra.instance, extra.parts, extra.given, extra.fence
         )  # fmt: skip
-        self._place_of: dict[str, int] | None = None
+        self._index_of: dict[str, int] | None = None
         self._refs: Refs | None = None
 
     def refs(self) -> Refs:
@@ -149,11 +149,11 @@ class Block:
     def record_of(self, tx_id: str) -> OpenTx:
         """The transaction with this id, which must be one of the block's. The first call takes as long as
         ``records``."""
-        if self._place_of is None or self._refs is None:
+        if self._index_of is None or self._refs is None:
             self._refs = self.refs()
-            self._place_of = {tx_id: place for place, tx_id in enumerate(self.tx_ids)}
-        place = self._place_of[tx_id]
-        return self._record((self.query_ids or self.tx_ids)[place], self.digests[place], self._refs[place])
+            self._index_of = {tx_id: i for i, tx_id in enumerate(self.tx_ids)}
+        i = self._index_of[tx_id]
+        return self._record((self.query_ids or self.tx_ids)[i], self.digests[i], self._refs[i])
 
     def _record(self, query_id: str, digest: int, refs: tuple[int, ...]) -> OpenTx:
         # The constructor of a named tuple costs another call: 0.3 us for each.
@@ -221,16 +221,16 @@ class Run(Sequence[OpenTx]):
 
 def records_of(entries: Iterable[tuple[str, Entry]]) -> Iterator[tuple[str, OpenTx]]:
     """(tx_id, record) of a table's entries, which are in its order. Leaves nothing behind in the blocks."""
-    block, place = None, 0
+    block, i = None, 0
     records: list[OpenTx] = []
     for tx_id, entry in entries:
         if type(entry) is not Block:
             yield tx_id, entry  # type: ignore[misc]
             continue
         if entry is not block:
-            block, place, records = entry, 0, entry.records()
-        place = block.tx_ids.index(tx_id, place)  # a block's entries keep their order
-        yield tx_id, records[place]
+            block, i, records = entry, 0, entry.records()
+        i = block.tx_ids.index(tx_id, i)  # a block's entries keep their order
+        yield tx_id, records[i]
 
 
 # ------------------------------------------------------------------------------------------------------------

@@ -148,7 +148,7 @@ def _chunks_of_groups(snapshot: Snapshot) -> Iterator[list[Any]]:
     for claimed in _pieces(snapshot.claimed):
         yield ["claimed", [[*key, *value] for key, value in claimed]]
     for held in _pieces(snapshot.held):
-        yield ["held", [[*key, places] for key, places in held]]
+        yield ["held", [[*key, offsets] for key, offsets in held]]
     for unattended in _pieces((key, None) for key in snapshot.unattended):
         yield ["unattended", [key for key, _ in unattended]]
     for letters in _pieces(snapshot.letters):
@@ -170,8 +170,8 @@ def _packed_meta(snapshot: Snapshot, rest: Callable[[], None]) -> bytes:
             released, counts = value
             parts += (b"\x92", pack(released), *_packed_counts(counts, rest))
         elif name == "first_groups":
-            placed = {info.name: info.first_group for info, _ in snapshot.topics}
-            parts.append(pack({topic: first for topic, first in placed.items() if first != BY_NAME}))
+            first_groups = {info.name: info.first_group for info, _ in snapshot.topics}
+            parts.append(pack({topic: first for topic, first in first_groups.items() if first != BY_NAME}))
         elif name == "topic_ids":
             ids = {info.name: info.topic_id for info, _ in snapshot.topics}
             parts.append(pack({topic: topic_id for topic, topic_id in ids.items() if topic_id != NO_ID}))
@@ -366,8 +366,8 @@ def _restore_groups(state: StateMachine, name: str, kind: str, rows: list[list[A
     elif kind == "claimed":
         state.claims.restore((), [((app, tx_id), tuple(claimed)) for app, tx_id, *claimed in rows])
     elif kind == "held":
-        for app, tx_id, places in rows:
-            state.held.hold((app, tx_id), [(group, topic, tuple(flat)) for group, topic, flat in places])
+        for app, tx_id, offsets in rows:
+            state.held.hold((app, tx_id), [(group, topic, tuple(flat)) for group, topic, flat in offsets])
     elif kind == "unattended":
         state.transactions.unattended.update(((app, tx_id), None) for app, tx_id in rows)
     elif kind == "letters":
@@ -387,11 +387,11 @@ def _restore_meta(state: StateMachine, name: str, meta: dict[str, Any]) -> None:
         raise CorruptLog(f"{name}: snapshot of group {meta['gid']} of {meta['groups']}, not of this one")
     state.now_ms, state.first_index = meta["now_ms"], meta["first_index"]
     state.topics.next_slot = meta["next_slot"]
-    placed, ids = meta["first_groups"], meta["topic_ids"]
+    first_groups, ids = meta["first_groups"], meta["topic_ids"]
     state.topics.last_id = meta["last_topic_id"]
     for info, partitions in meta["topics"]:
         name_, topic_id = info["name"], ids.get(info["name"], NO_ID)
-        known = TopicInfo(**info, first_group=placed.get(name_, BY_NAME), topic_id=topic_id)
+        known = TopicInfo(**info, first_group=first_groups.get(name_, BY_NAME), topic_id=topic_id)
         topic = Topic(known, {})
         for slot, number, start, end, last in partitions:
             partition = state.topics.partition(slot, name_, number, start, end, last, topic_id=topic_id)

@@ -18,7 +18,7 @@ from escrowmq.replication.state.timers import Timers
 from escrowmq.replication.state.topics import Partition, TopicTable, is_another
 from escrowmq.replication.timers.record import (
     KEY_BYTES,
-    PLACE,
+    LOCATION,
     RECORD,
     key_bytes,
     log_index_of,
@@ -35,7 +35,7 @@ _record = RECORD.pack
 #
 # The new copy has the same key and lies in CARRY's own entry. A tombstone goes with it, which kills the
 # copies that CARRY names and no later one: an application may use a transaction's id again, and what that
-# has scheduled under the same key may lie in an entry between the old place and the CARRY. So a carried
+# has scheduled under the same key may lie in an entry between the old copy and the CARRY. So a carried
 # message is a message like any other to all that read the store: to merges, snapshots, releases and
 # cancellations.
 #
@@ -58,7 +58,7 @@ def carry(timers: Timers, slots: Container[int], index: int, now_ms: int, op: Op
             continue
         for copy in copies:
             size = size_of(copy)
-            added.append(copy[:KEY_BYTES] + PLACE.pack(index, pos, size))
+            added.append(copy[:KEY_BYTES] + LOCATION.pack(index, pos, size))
             pos += size
     timers.move(timers.counts.of(moved), index)
     timers.store.add(b"".join(added), now_ms)

@@ -52,7 +52,7 @@ class TopicOperations:
         return self._topics.alter(index, meta.name, meta.settings, meta.number, meta.topic_id)
 
     def delete(self, index: int, op: Op) -> Result:
-        """DELETE_TOPIC: also deletes everything kept about its partitions, and the groups' places in it."""
+        """DELETE_TOPIC: also deletes everything kept about its partitions, and the groups' offsets in it."""
         meta: DeleteTopic = op.meta
         refusal = self._topics.refusal_of_deletion(meta.name, meta.topic_id)
         return self._delete(meta.name) if refusal is None else refusal

@@ -119,8 +119,8 @@ class TransactionHistory:
             for settling in reversed(list(ring)):  # a copy in one step: the ring may change meanwhile
                 if settling.app == app and tx_id in settling.tx_ids:
                     if found is None or settling.at_ms > found[0].at_ms:
-                        place = list(settling.tx_ids).index(tx_id)
-                        found = settling, life_of(settling.records[place])
+                        i = list(settling.tx_ids).index(tx_id)
+                        found = settling, life_of(settling.records[i])
                     break
         return found
 
@@ -534,9 +534,9 @@ class TransactionTable:
         self.audit.extend((now_ms, by, app, tx_id, name) for tx_id in tx_ids)
         del self.audit[:-AUDIT_KEPT]
 
-    def record_act(self, now_ms: int, by: str, group: str, place: str, outcome: str) -> None:
+    def record_act(self, now_ms: int, by: str, group: str, tx_id: str, outcome: str) -> None:
         """Record what an operator has done with messages of a consumer group."""
-        self.audit.append((now_ms, by, group, place, outcome))
+        self.audit.append((now_ms, by, group, tx_id, outcome))
         del self.audit[:-AUDIT_KEPT]
 
     def oldest_index(self) -> int | None:
@@ -670,8 +670,8 @@ def with_home_indexes(
         return [0, index]
     refused = {problem[0] for problem in problems}
     indexes = [index]
-    for place, tx_id in enumerate(tx_ids):
-        record = None if place in refused else table.open.get(tx_id)
+    for i, tx_id in enumerate(tx_ids):
+        record = None if i in refused else table.open.get(tx_id)
         indexes.append(-1 if record is None else record.log_index)
     return [int(ResultCode.PARTIAL), problems, indexes] if problems else [0, indexes]
 

@@ -24,7 +24,7 @@ FIRST_KEY: Final = b"\0" * KEY_BYTES
 TIME_MAX: Final = (1 << 63) - 1
 _TIME: Final = struct.Struct(">Q")
 #: Behind the key: log index, position, bytes.
-PLACE: Final = struct.Struct(">QII")
+LOCATION: Final = struct.Struct(">QII")
 #: Behind the key of a tombstone: log index, copies, 0.
 _DEATH: Final = struct.Struct(">QiI")
 #: Of a tombstone.

@@ -52,7 +52,7 @@ class Chunk:
             low = 0
         high = len(data) // size
         if low < high and data[low * size : (low + 1) * size] >= bound:
-            high = low  # as it was: a leader asks for what follows the same place again and again
+            high = low  # as it was: a leader asks for what follows the same key again and again
         while low < high:
             middle = (low + high) // 2
             if data[middle * size : (middle + 1) * size] < bound:
@@ -109,9 +109,9 @@ def read_on(runs: Sequence[Run], after: bytes, before: bytes, count: int) -> tup
 
 def in_order(runs: Sequence[Run], after: bytes, count: int) -> Iterator[list[bytes]]:
     """All records of keys higher than ``after``, as lists of about ``count``; no key is in two of them."""
-    place: bytes | None = after
-    while place is not None:
-        found, place = read_on(runs, place, _BEHIND, count)
+    position: bytes | None = after
+    while position is not None:
+        found, position = read_on(runs, position, _BEHIND, count)
         if found:
             yield found
 
@@ -120,10 +120,10 @@ def living_after(
     runs: Sequence[Run], after: bytes, before: bytes, limit: int
 ) -> tuple[list[bytes], bytes | None]:
     """As ``read_on``, but only what lives, and at most ``limit`` (all copies of a key, however many)."""
-    found, place = read_on(runs, after, before, limit)
+    found, position = read_on(runs, after, before, limit)
     alive = living(found)
     if len(alive) <= limit:
-        return alive, place
-    place = alive[limit - 1][:KEY_BYTES]
-    end = bisect_left(alive, behind(place), lo=limit)
-    return alive[:end], place
+        return alive, position
+    position = alive[limit - 1][:KEY_BYTES]
+    end = bisect_left(alive, behind(position), lo=limit)
+    return alive[:end], position

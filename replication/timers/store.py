@@ -299,10 +299,10 @@ class TimerStore:
             return [], after
         reached = last_key(until_ms)
         for _ in range(LOOKS_PER_CALL):
-            found, place = living_after(runs, after, behind(reached), limit)
-            if found or place is None:
-                return found, reached if place is None else place
-            after = place
+            found, position = living_after(runs, after, behind(reached), limit)
+            if found or position is None:
+                return found, reached if position is None else position
+            after = position
         return [], after
 
     def arrange(self, after: bytes, until_ms: int, records: int = CHUNK) -> bool:

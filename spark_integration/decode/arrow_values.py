@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from escrowmq.actors.consumer.arrow_batches import Places
+from escrowmq.actors.consumer.arrow_batches import Positions
 from escrowmq.spark_integration.decode.halving import BAD, halved
 
 #: The continuation marker that starts a message. The length of its metadata follows; 0 ends the stream.
@@ -38,10 +38,10 @@ class _ArrowMessages(NamedTuple):
     ``plain``: whether these could be determined.
     """
 
-    kind: Places
-    rows: Places
-    body: Places
-    end: Places
+    kind: Positions
+    rows: Positions
+    body: Positions
+    end: Positions
     plain: Mask
 
 
@@ -51,10 +51,10 @@ class _Layout(NamedTuple):
     ``plain``: whether these could be determined; if not, the value is read by itself.
     """
 
-    start: Places
-    body: Places
-    end: Places
-    rows: Places
+    start: Positions
+    body: Positions
+    end: Positions
+    rows: Positions
     plain: Mask
 
 
@@ -64,28 +64,28 @@ def arrow_lists(values: pa.BinaryArray, type: pa.ListType) -> tuple[pa.Array, li
     Columns are matched by name: missing ones are null, additional ones are ignored.
     """
     layout = _layout(values)
-    parts, places = [pa.nulls(0, type)], [np.zeros(0, np.int64)]
+    parts, indexes = [pa.nulls(0, type)], [np.zeros(0, np.int64)]
     bad: list[int] = []
     for members in _same_schema(values, layout):
 
-        def joined(at: int, size: int, members: Places = members) -> pa.Array:
+        def joined(at: int, size: int, members: Positions = members) -> pa.Array:
             return _joined(values, layout, members[at : at + size], type)
 
         part, wrong = halved(len(members), joined, type)
         parts.append(part)
-        places.append(members)
+        indexes.append(members)
         bad += members[wrong].tolist()
     others = np.flatnonzero(~layout.plain)
     part, wrong = _one_by_one(values, others, type)
     bad += others[wrong].tolist()
     column = pa.concat_arrays([*parts, part])
-    order = np.concatenate([*places, others])
+    order = np.concatenate([*indexes, others])
     if (order[1:] < order[:-1]).any():
         column = column.take(pa.array(np.argsort(order)))
     return column, sorted(bad)
 
 
-def _one_by_one(values: pa.BinaryArray, members: Places, type: pa.ListType) -> tuple[pa.Array, list[int]]:
+def _one_by_one(values: pa.BinaryArray, members: Positions, type: pa.ListType) -> tuple[pa.Array, list[int]]:
     """As :func:`arrow_lists`, for the given values only, reading each one by itself."""
     parts: list[pa.StructArray] = [pa.array([], type.value_type)]
     bounds: list[int | None] = []
@@ -106,7 +106,7 @@ def _one_by_one(values: pa.BinaryArray, members: Places, type: pa.ListType) -> t
     return lists.cast(type), bad
 
 
-def _joined(values: pa.BinaryArray, layout: _Layout, members: Places, type: pa.ListType) -> pa.Array:
+def _joined(values: pa.BinaryArray, layout: _Layout, members: Positions, type: pa.ListType) -> pa.Array:
     """Values with the same schema, read as one stream: the first one with its schema, the others without."""
     starts = layout.body[members]
     starts[0] = layout.start[members[0]]
@@ -141,7 +141,7 @@ def _rows(stream: pa.Buffer, row: pa.StructType) -> pa.StructArray:
     return pa.StructArray.from_arrays(columns, fields=[row.field(i) for i in range(row.num_fields)])
 
 
-def _same_schema(values: pa.BinaryArray, layout: _Layout) -> Iterator[Places]:
+def _same_schema(values: pa.BinaryArray, layout: _Layout) -> Iterator[Positions]:
     """The positions of plain values, grouped by schema, in order within each group."""
     plain = np.flatnonzero(layout.plain)
     if not len(plain):
@@ -152,7 +152,7 @@ def _same_schema(values: pa.BinaryArray, layout: _Layout) -> Iterator[Places]:
     yield from np.split(plain[by_code], np.flatnonzero(np.diff(codes[by_code])) + 1)
 
 
-def _slices(values: pa.BinaryArray, starts: Places, ends: Places) -> pa.BinaryArray:
+def _slices(values: pa.BinaryArray, starts: Positions, ends: Positions) -> pa.BinaryArray:
     """The bytes ``[start, end)`` of the values' buffer for each pair of ascending bounds, contiguously."""
     bounds = np.empty(2 * len(starts), np.int32)  # slices alternate with the gaps between them
     bounds[0::2], bounds[1::2] = starts, ends
@@ -191,7 +191,7 @@ def _layout(values: pa.BinaryArray) -> _Layout:
     return _Layout(start, schema.end, end, rows, plain)
 
 
-def _message(data: npt.NDArray[np.uint8], at: Places, limit: Places) -> _ArrowMessages:
+def _message(data: npt.NDArray[np.uint8], at: Positions, limit: Positions) -> _ArrowMessages:
     """The messages at ``at``, in values that end at ``limit``.
 
     The metadata is a flatbuffer: the first number of a table is the distance back to its vtable, which has
@@ -202,14 +202,14 @@ def _message(data: npt.NDArray[np.uint8], at: Places, limit: Places) -> _ArrowMe
     root = at + 8 + _number(data, at + 8, 4)
     body = at + 8 + length
     size = _field(data, root, 3, 8)
-    header = _place(data, root, 2)
+    header = _field_position(data, root, 2)
     rows = _field(data, header + _number(data, header, 4), 0, 8)
     plain = (limit - at >= 16) & (_number(data, at, 4) == _CONTINUES) & (length > 0) & (body <= limit)
     plain &= (size >= 0) & (size <= limit - body) & (length % 8 == 0) & (size % 8 == 0)
     return _ArrowMessages(_field(data, root, 1, 1), rows, body, body + np.where(plain, size, 0), plain)
 
 
-def _place(data: npt.NDArray[np.uint8], table: Places, field: int) -> Places:
+def _field_position(data: npt.NDArray[np.uint8], table: Positions, field: int) -> Positions:
     """The position of a field of flatbuffer tables; 0, which no field can have, if it is absent."""
     fields = table - _number(data, table, 4).astype(np.int32)
     known = _number(data, fields, 2) >= 6 + 2 * field
@@ -217,13 +217,13 @@ def _place(data: npt.NDArray[np.uint8], table: Places, field: int) -> Places:
     return np.where(behind > 0, table + behind, 0)
 
 
-def _field(data: npt.NDArray[np.uint8], table: Places, field: int, width: int) -> Places:
+def _field(data: npt.NDArray[np.uint8], table: Positions, field: int, width: int) -> Positions:
     """A number in flatbuffer tables; 0 if it is absent."""
-    place = _place(data, table, field)
-    return np.where(place > 0, _number(data, place, width), 0)
+    position = _field_position(data, table, field)
+    return np.where(position > 0, _number(data, position, width), 0)
 
 
-def _number(data: npt.NDArray[np.uint8], at: Places, width: int) -> Places:
+def _number(data: npt.NDArray[np.uint8], at: Positions, width: int) -> Positions:
     """Little-endian numbers of ``width`` bytes, unsigned unless the width is 8."""
     taken = data.take(at[:, None] + np.arange(width), mode="clip")
     return taken.view(_NUMBERS[width])[:, 0].astype(np.int64)

@@ -59,7 +59,7 @@ def find_info(cluster: Cluster | None, address: str, namespace: str | None) -> C
 
 
 #: Where a read starts or ends: a word, a time (the first message at or after it), or partition -> offset.
-Place: TypeAlias = Literal["earliest", "latest"] | datetime | Mapping[int, int]
+Bound: TypeAlias = Literal["earliest", "latest"] | datetime | Mapping[int, int]
 
 #: Half of the largest request that a broker accepts, since a message has to fit in one request.
 MESSAGE_BYTES_LIMIT = 4 << 20
@@ -83,8 +83,8 @@ def read(
     cluster: Cluster | None = None,
     address: str = AUTO,
     namespace: str | None = None,
-    start: Place = "earliest",
-    end: Place = "latest",
+    start: Bound = "earliest",
+    end: Bound = "latest",
     partitions: Sequence[int] | None = None,
     columns: Sequence[str] | None = None,
     parallelism: int | None = None,
@@ -110,8 +110,8 @@ def read(
     call and the execution, the execution fails with DataLoss in the cause of Ray's error.
     """
     args.check_topic(topic)
-    args.check_place("start", start, "earliest")
-    args.check_place("end", end, "latest")
+    args.check_bound("start", start, "earliest")
+    args.check_bound("end", end, "latest")
     args.check_partitions(partitions)
     wanted = args.check_columns(columns)
     args.check_count("parallelism", parallelism)
@@ -131,20 +131,20 @@ def read(
 
 def offsets(
     topic: str,
-    at: Place = "latest",
+    at: Bound = "latest",
     *,
     cluster: Cluster | None = None,
     address: str = AUTO,
     namespace: str | None = None,
     partitions: Sequence[int] | None = None,
 ) -> dict[int, int]:
-    """Partition -> offset of a place, for ``start`` and ``end`` of :func:`read`.
+    """Partition -> offset, for ``start`` and ``end`` of :func:`read`.
 
     The ends of one read are the starts of the next one, so micro-batches leave nothing out. Raises as
     :func:`read` does.
     """
     args.check_topic(topic)
-    args.check_place("at", at, "latest")
+    args.check_bound("at", at, "latest")
     args.check_partitions(partitions)
     with _ray_data(), _routed(cluster, address, namespace) as router:
         from escrowmq.spark_integration.ray_data.planning import resolved

@@ -38,16 +38,16 @@ def check_topic(topic: object) -> None:
         raise ConfigError(f"topic must be a non-empty str, not {topic!r}")
 
 
-def check_place(name: str, place: Any, absent: str) -> None:
+def check_bound(name: str, given: Any, absent: str) -> None:
     """Checks ``start``, ``end`` or ``at``. ``absent``: what a partition stands at that a mapping lacks."""
-    if isinstance(place, str) and place in _WORDS:
+    if isinstance(given, str) and given in _WORDS:
         return
-    if isinstance(place, datetime):
-        if place.tzinfo is None:
-            raise ConfigError(f"{name} must be a datetime with a time zone, not {place!r}")
+    if isinstance(given, datetime):
+        if given.tzinfo is None:
+            raise ConfigError(f"{name} must be a datetime with a time zone, not {given!r}")
         return
-    if isinstance(place, Mapping):
-        for partition, offset in place.items():
+    if isinstance(given, Mapping):
+        for partition, offset in given.items():
             if not (_is_count(partition) and _is_count(offset)):
                 raise ConfigError(
                     f"{name} must map partitions to offsets, both int of 0 or more, not {partition!r} to "
@@ -56,7 +56,7 @@ def check_place(name: str, place: Any, absent: str) -> None:
         return
     raise ConfigError(
         f"{name} must be 'earliest', 'latest', a datetime, or a mapping of partitions to offsets, not "
-        f"{place!r}"
+        f"{given!r}"
     )
 
 

@@ -73,7 +73,7 @@ def plan(
         if first < ends[partition]:
             ranges.append(OffsetRange(topic, partition, first, ends[partition]))
     sizes = _patiently(lambda: _sizes(router, ranges))
-    group_of = router.places.group_of
+    group_of = router.placement.group_of
     return [
         PlannedRange(
             part, size, gid := group_of(topic, part.partition), router.channels[gid].leader, topic_id
@@ -83,7 +83,7 @@ def plan(
 
 
 def resolved(router: Router, topic: str, at: Any, partitions: Sequence[int] | None) -> dict[int, int]:
-    """Partition -> offset of a place. See ``faces.offsets``."""
+    """Partition -> offset. See ``faces.offsets``."""
     earliest, latest, _ = _bounds(router, topic, partitions)
     return _resolve(router, topic, "at", at, earliest, latest, latest)
 
@@ -120,7 +120,7 @@ def _bounds(
     """Beginning and end of each partition that is read, and the topic's id from before that: if the topic is
     replaced meanwhile, nothing of the new one is read."""
     count = _patiently(lambda: TopicCatalog(router).partitions(topic))
-    topic_id = router.places.id_of(topic)
+    topic_id = router.placement.id_of(topic)
     chosen = sorted(range(count) if partitions is None else partitions)
     if chosen[-1] >= count:
         raise UnknownTopic(topic, chosen[-1], count)
@@ -136,26 +136,26 @@ def _resolve(
     router: Router,
     topic: str,
     name: str,
-    place: Any,
+    given: Any,
     earliest: Mapping[int, int],
     latest: Mapping[int, int],
     absent: Mapping[int, int],
 ) -> dict[int, int]:
-    if isinstance(place, str):
-        return dict(earliest if place == "earliest" else latest)
-    if isinstance(place, datetime):
-        ts_ms = max(int(place.timestamp() * 1000), 0)
+    if isinstance(given, str):
+        return dict(earliest if given == "earliest" else latest)
+    if isinstance(given, datetime):
+        ts_ms = max(int(given.timestamp() * 1000), 0)
         found = _offsets(router, [(topic, partition, ts_ms) for partition in latest])
         # A message may have been committed since ``latest`` was read; the plan must not go beyond that.
         return {p: min(offset, latest[p]) for p, offset in zip(latest, found, strict=True)}
-    others = sorted(set(place) - set(latest))
+    others = sorted(set(given) - set(latest))
     if others:
         raise ConfigError(f"{name} names partitions of {topic!r} that are not read: {others[:10]}")
-    places = {**absent, **place}
-    for partition, offset in places.items():
+    offsets = {**absent, **given}
+    for partition, offset in offsets.items():
         if not earliest[partition] <= offset <= latest[partition]:
             raise OffsetOutOfRange(topic, partition, offset, earliest[partition], latest[partition])
-    return places
+    return offsets
 
 
 def _offsets(router: Router, requests: Sequence[tuple[str, int, int]]) -> list[int]:
@@ -170,7 +170,7 @@ def _sizes(router: Router, ranges: Sequence[OffsetRange]) -> list[int]:
     """Bytes of each range in the log."""
     by_group: dict[int, list[int]] = {}
     for i, part in enumerate(ranges):
-        by_group.setdefault(router.places.group_of(part.topic, part.partition), []).append(i)
+        by_group.setdefault(router.placement.group_of(part.topic, part.partition), []).append(i)
     calls = []
     for gid, members in by_group.items():
         for at in range(0, len(members), PARTITIONS_PER_CALL):

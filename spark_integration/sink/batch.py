@@ -128,7 +128,7 @@ def settle_batch(link: SinkLink, write_id: str) -> tuple[int, int]:
         link.rollback(home, undecided)
     committed = rolled_back = 0
     for gid in range(link.info.groups):
-        left = link.open_places(gid) if gid != home else {}
+        left = link.open_indexes(gid) if gid != home else {}
         wanted, others = _as_decided(link, home, list(left)) if left else ([], [])
         _await_chunks(link, gid, epoch_id_of(write_id, 0), wanted)
         roll_back_chunks(link, gid, {tx_id: left[tx_id] for tx_id in others}, home)
@@ -169,8 +169,8 @@ def _as_decided(link: SinkLink, home: int, ids: Sequence[str]) -> tuple[list[str
     wanted: list[str] = []
     others: list[str] = []
     problems = link.rollback(home, ids)
-    for place, tx_id in enumerate(ids):
-        code, info = problems.get(place, (ResultCode.OK, None))
+    for i, tx_id in enumerate(ids):
+        code, info = problems.get(i, (ResultCode.OK, None))
         if code == ResultCode.TX_CONFLICT and info == TransactionState.COMMITTED.value:
             wanted.append(tx_id)
         elif code in (ResultCode.OK, ResultCode.UNKNOWN_TX):

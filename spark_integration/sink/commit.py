@@ -156,11 +156,11 @@ def check_size(
 ) -> None:
     """Raise MessageTooLarge if an epoch is too large for one operation."""
     for gid, ids in by_group.items():
-        places = sum(of_task.get(gid, 0) for of_task in references)
-        if len(ids) > CHUNKS_MAX or places > REFERENCES_MAX:
+        count = sum(of_task.get(gid, 0) for of_task in references)
+        if len(ids) > CHUNKS_MAX or count > REFERENCES_MAX:
             error = MessageTooLarge(len(ids), CHUNKS_MAX)
             error.add_note(
-                f"{epoch_id}: {len(ids)} chunks and {places} references in group {gid} are more than one "
+                f"{epoch_id}: {len(ids)} chunks and {count} references in group {gid} are more than one "
                 f"operation can commit ({CHUNKS_MAX}, {REFERENCES_MAX}). Write less per batch (the source's "
                 "maxOffsetsPerTrigger or maxBytesPerTrigger), or repartition() into fewer tasks"
             )
@@ -200,11 +200,11 @@ def carry_out(link: SinkLink, intent: Intent, *, checked: bool = False) -> None:
 def commit_together(link: SinkLink, gid: int, epoch_id: str, ids: Sequence[str]) -> None:
     """Commit all of these, which were all open once, with one COMMIT. Raises EpochConflict, Unavailable."""
     problems = link.commit(gid, ids) if ids else {}
-    for place, (code, recorded) in problems.items():
+    for i, (code, recorded) in problems.items():
         if code == ResultCode.TX_CONFLICT:
-            raise EpochConflict(epoch_id, ids[place], str(recorded))
+            raise EpochConflict(epoch_id, ids[i], str(recorded))
     # If some are forgotten, they were committed together with all others; so then none may be open.
-    forgotten = [place for place, problem in problems.items() if problem[0] == ResultCode.UNKNOWN_TX]
+    forgotten = [i for i, problem in problems.items() if problem[0] == ResultCode.UNKNOWN_TX]
     if len(forgotten) < len(problems):
         if forgotten:
             raise EpochConflict(epoch_id, ids[forgotten[0]], "UNKNOWN")

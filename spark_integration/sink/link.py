@@ -119,7 +119,7 @@ class SinkLink:
             part, indexes = tx_ids[at : at + IDS_AT_A_TIME], home_index[at : at + IDS_AT_A_TIME]
             request = ops.rollback(self.app, part, ops.BY_PRODUCER, indexes, home_group)
             found = self.finish(gid, request, self.start(gid, request), len(part))
-            problems.update((at + place, problem) for place, problem in found.items())
+            problems.update((at + i, problem) for i, problem in found.items())
         return problems
 
     def states(self, gid: int, tx_ids: Sequence[str]) -> list[str]:
@@ -129,9 +129,9 @@ class SinkLink:
 
     def open_ids(self, gid: int) -> list[str]:
         """The app's open transactions in a group, oldest first."""
-        return list(self.open_places(gid))
+        return list(self.open_indexes(gid))
 
-    def open_places(self, gid: int) -> dict[str, int]:
+    def open_indexes(self, gid: int) -> dict[str, int]:
         """As :meth:`open_ids`, with the log index at which the home group opened each transaction.
 
         -1: the transaction is in one group only.
@@ -177,14 +177,14 @@ class SinkLink:
         return patiently(attempt, patience, (*PASSING, _HeldUp), clock=self.router.clock, sleep=self._sleep)
 
 
-def roll_back_chunks(link: SinkLink, gid: int, places: Mapping[str, int], home: int) -> None:
+def roll_back_chunks(link: SinkLink, gid: int, opened_at: Mapping[str, int], home: int) -> None:
     """Roll back chunks that are open in a group.
 
-    ``places``: transaction id -> log index at which group ``home`` opened it (-1: the transaction is in one
-    group only).
+    ``opened_at``: transaction id -> log index at which group ``home`` opened it (-1: the transaction is in
+    one group only).
     """
     for tracked in (False, True):
-        ids = [tx_id for tx_id, index in places.items() if (index >= 0) is tracked]
+        ids = [tx_id for tx_id, index in opened_at.items() if (index >= 0) is tracked]
         if ids:
-            indexes = [places[tx_id] for tx_id in ids] if tracked else []
+            indexes = [opened_at[tx_id] for tx_id in ids] if tracked else []
             link.rollback(gid, ids, indexes, home if tracked and gid != home else -1)

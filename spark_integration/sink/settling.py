@@ -178,9 +178,9 @@ def _discard(store: IntentStore, link: SinkLink, epoch: int) -> None:
         if state == "COMMITTED" or set(states.values()) == {"UNKNOWN"}:
             raise TransactionConflict(tx_id, state)
     for gid, ids in intent.ids().items():  # in the order of a driver's commits
-        for place, (code, recorded) in link.rollback(gid, ids).items():
+        for i, (code, recorded) in link.rollback(gid, ids).items():
             if code == ResultCode.TX_CONFLICT:
-                raise decided_otherwise(ids[place], str(recorded))
+                raise decided_otherwise(ids[i], str(recorded))
     store.remove(epoch)
 
 

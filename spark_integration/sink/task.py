@@ -121,9 +121,9 @@ class RowEncoder:
             rows = pc.binary_join_element_wise(*part, _EMPTY)
             if self.pack is not None:
                 rows = self.pack(rows)
-            places = self._places(columns, key, topics, start, end)
+            partitions = self._partitions_of(columns, key, topics, start, end)
             self.spread += 1
-            yield list(_by_place(rows, topics[start:end], places, self._names))
+            yield list(_by_partition(rows, topics[start:end], partitions, self._names))
 
     @property
     def _names(self) -> list[str]:
@@ -150,22 +150,22 @@ class RowEncoder:
     def _topics(self, columns: dict[str, pa.Array], count: int) -> _Integers:
         """The topic of each message, as an index into the topics of this task."""
         if self.topic is not None:
-            return np.full(count, self._place_of(self.topic), np.int64)
+            return np.full(count, self._topic_number(self.topic), np.int64)
         column = columns["topic"]
         if column.null_count:
             raise InvalidMessage(
                 "column 'topic' contains null; give every row a topic, or set option 'topic'"
             )
         coded = column.cast(pa.string()).dictionary_encode()
-        places = np.array([self._place_of(name) for name in coded.dictionary.to_pylist()], np.int64)
-        return places[coded.indices.to_numpy()] if count else np.zeros(0, np.int64)
+        numbers = np.array([self._topic_number(name) for name in coded.dictionary.to_pylist()], np.int64)
+        return numbers[coded.indices.to_numpy()] if count else np.zeros(0, np.int64)
 
-    def _place_of(self, topic: str) -> int:
+    def _topic_number(self, topic: str) -> int:
         if topic not in self._counts:
             self._counts[topic] = self.partitions(topic)
         return self._names.index(topic)
 
-    def _places(
+    def _partitions_of(
         self, columns: dict[str, pa.Array], key: pa.Array, topics: _Integers, start: int, end: int
     ) -> _Integers:
         """Partitions of messages ``start`` to ``end``.
@@ -174,12 +174,12 @@ class RowEncoder:
         one for all other messages of this piece.
         """
         counts = np.array(list(self._counts.values()), np.int64)[topics[start:end]]
-        places = self.spread % counts
+        partitions = self.spread % counts
         keys = key.slice(start, end - start)
         keyed = keys.is_valid().to_numpy(zero_copy_only=False)
         if keyed.any():
             hashes = np.fromiter(map(crc32c, keys.drop_null().to_pylist()), np.int64)
-            places[keyed] = hashes % counts[keyed]
+            partitions[keyed] = hashes % counts[keyed]
         if "partition" in columns:
             given = columns["partition"].slice(start, end - start)
             said = given.is_valid().to_numpy(zero_copy_only=False)
@@ -188,13 +188,15 @@ class RowEncoder:
             if wrong.any():
                 at = int(np.argmax(wrong))
                 raise UnknownTopic(self._names[topics[start + at]], int(numbers[at]), int(counts[at]))
-            places = np.where(said, numbers, places)
-        return places
+            partitions = np.where(said, numbers, partitions)
+        return partitions
 
 
-def _by_place(rows: pa.Array, topics: _Integers, places: _Integers, names: list[str]) -> Iterator[Rows]:
+def _by_partition(
+    rows: pa.Array, topics: _Integers, partitions: _Integers, names: list[str]
+) -> Iterator[Rows]:
     """Split encoded rows by topic and partition; the order within each is kept."""
-    code = (topics << 32) + places
+    code = (topics << 32) + partitions
     first = int(code[0])
     if (code != first).any():
         order = np.argsort(code, kind="stable")
@@ -292,7 +294,7 @@ class _PendingRows:
     ) -> bytes:
         """PREPARE of this chunk as one transaction. ``home_index``: of a branch; None: this group decides.
         ``id_of(topic)``: the topic's id; another topic of that name gets nothing."""
-        columns = {place: (sizes, b"".join(bodies)) for place, (sizes, bodies) in self.columns.items()}
+        columns = {which: (sizes, b"".join(bodies)) for which, (sizes, bodies) in self.columns.items()}
         digest = 0
         for _, body in columns.values():
             digest = crc32c(digest.to_bytes(4, "big") + crc32c(body).to_bytes(4, "big"))
@@ -360,7 +362,7 @@ class ChunkWriter:
 
     def add(self, rows: Iterable[Rows]) -> None:
         """Add encoded rows, and prepare chunks that are full. Raises if a chunk cannot be prepared."""
-        group_of = self._link.router.places.group_of
+        group_of = self._link.router.placement.group_of
         for piece in rows:
             gid = group_of(piece.topic, piece.partition)
             chunk = self._waiting.setdefault(gid, _PendingRows())
@@ -387,8 +389,8 @@ class ChunkWriter:
             by_group = {self._home: [tx for ids in by_group.values() for tx in ids], **by_group}
         for gid, ids in by_group.items():
             try:
-                places = {tx_id: self._home_index.get(tx_id, -1) for tx_id in ids}
-                roll_back_chunks(self._link, gid, places, gid if self._home is None else self._home)
+                opened_at = {tx_id: self._home_index.get(tx_id, -1) for tx_id in ids}
+                roll_back_chunks(self._link, gid, opened_at, gid if self._home is None else self._home)
             except EscrowMQError as error:
                 log.warning("%s chunks of %s stay open for now: %s", len(ids), self._epoch_id, error)
 
@@ -407,7 +409,7 @@ class ChunkWriter:
             home_index = self._open_at_home(home_group, gid, tx_id, next(iter(chunk.columns))[0])
         request = chunk.request(
             *(self._link.app, tx_id, self._epoch_id, self._timeout_ms, home_group, home_index),
-            self._link.router.places.id_of,
+            self._link.router.placement.id_of,
         )
         self._start(gid, tx_id, request)
 

@@ -69,7 +69,7 @@ class LeaderCatalog:
         """Topic -> number of partitions."""
         call = self._router.leader_call(0, "topics", self._what, timeout_s=self._timeout_s)
         topics: Sequence[TopicInfo] = result_of(call, self._timeout_s)
-        self._router.places.hear(topics)
+        self._router.placement.hear(topics)
         self.ids = {topic.name: topic.topic_id for topic in topics}
         return {topic.name: topic.partitions for topic in topics}
 
@@ -224,7 +224,7 @@ class SourceHeadWatch:
     def _by_group(self) -> dict[int, list[TopicPartition]]:
         groups: dict[int, list[TopicPartition]] = {}
         for topic, partition in self._partitions:
-            gid = self._router.places.group_of(topic, partition)
+            gid = self._router.placement.group_of(topic, partition)
             groups.setdefault(gid, []).append((topic, partition))
         return groups
 

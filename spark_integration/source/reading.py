@@ -134,7 +134,7 @@ def _bounds_at_leader(
     which = part.topic, part.partition
     try:
         found = OffsetReader(router).bounds([which], ASK_TIMEOUT_S)[which]
-        if isinstance(found, UnknownTopic) or router.places.group_of(*which) == group:
+        if isinstance(found, UnknownTopic) or router.placement.group_of(*which) == group:
             return found
         return UnknownTopic(*which)
     except (Overloaded, OutcomeUnknown) as error:
@@ -166,7 +166,7 @@ def splits(router: Router, ranges: Iterable[OffsetRange], ids: Mapping[str, int]
     ``ids``: topic -> its id from before the ranges were planned."""
 
     def one(part: OffsetRange) -> Split:
-        group = router.places.group_of(part.topic, part.partition)
+        group = router.placement.group_of(part.topic, part.partition)
         topic_id = ids.get(part.topic, NO_ID)
         return Split(router.info, part, router.channels[group].leader, group, topic_id)
 

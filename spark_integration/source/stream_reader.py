@@ -224,7 +224,7 @@ class Link:
         """(offset, bytes up to it) of each known partition, as far as its share of the bytes reaches."""
         by_group: dict[int, list[TopicPartition]] = {}
         for which in starts:
-            by_group.setdefault(self.router.places.group_of(*which), []).append(which)
+            by_group.setdefault(self.router.placement.group_of(*which), []).append(which)
         calls = {}
         for gid, members in by_group.items():
             asked = [(*m, starts[m], heads[m].end, bytes_max.get(m, 0)) for m in members]

@@ -82,7 +82,7 @@ def read_everything(
             where = bounds[place]
             assert not isinstance(where, Exception), where
             counted = figures if turn == 0 else Counter[str]()
-            gid = router.places.group_of(*place)
+            gid = router.placement.group_of(*place)
             records = _read(info, gid, calls, place, where, counted)
             life = lives.get(place[0])
             recorder.read(f"final-{turn}", *place, records, start=where[0], end=where[1], life=life)

@@ -16,7 +16,7 @@ from contextlib import suppress
 
 from escrowmq import Cluster, Consumer, EscrowMQError, StaleMember, UnknownTopic
 from escrowmq.actors.client.router import Router
-from escrowmq.actors.client.topic_places import TopicPlaces
+from escrowmq.actors.client.topic_placement import TopicPlacement
 from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.actors.consumer.offsets import OffsetReader
 from escrowmq.actors.consumer.reader import PartitionReader
@@ -189,7 +189,7 @@ class Reader:
             for due in self._cuts_due():
                 try:
                     if due:
-                        self._cut(offsets, router.places)
+                        self._cut(offsets, router.placement)
                     records = consumer.poll(timeout_s=0.3)
                 except EscrowMQError:
                     continue
@@ -206,7 +206,7 @@ class Reader:
             last = time.monotonic() if due else last
             yield due
 
-    def _cut(self, offsets: OffsetReader, where: TopicPlaces) -> None:
+    def _cut(self, offsets: OffsetReader, where: TopicPlacement) -> None:
         """Read what has come since the previous cut, up to ends from one answer. One cut per broker group,
         since a transaction becomes readable at one instant only within a group."""
         bounds = offsets.bounds(self.places, 5.0)

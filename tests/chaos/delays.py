@@ -122,7 +122,7 @@ def _read(deployment: Deployment) -> list[tuple[str, int]]:
     places = [(TOPIC, partition) for partition in range(PARTITIONS)]
     try:
         bounds = OffsetReader(router).bounds(places, 30.0)
-        groups = {place: router.places.group_of(*place) for place in places}
+        groups = {place: router.placement.group_of(*place) for place in places}
     finally:
         router.close()
     read = []

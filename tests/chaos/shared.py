@@ -57,7 +57,7 @@ def record_end(deployment: Deployment, recorder: Recorder, topics: dict[str, int
             start, end = where
             of = internal.get(topic, "")
             records: list[list[int | str]] = []
-            gid = router.places.group_of(topic, partition)
+            gid = router.placement.group_of(topic, partition)
             with PartitionReader(info, topic, partition, start, end, group=gid, timeout_s=15.0) as blocks:
                 for block in blocks:
                     for n, (_, value, headers, _) in enumerate(decode_rows(block.rows, block.messages)):

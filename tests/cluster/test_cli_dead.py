@@ -152,8 +152,8 @@ def test_describe_and_trace_tell_what_a_consumer_has(cluster: InMemoryCluster, m
     with cluster.share_consumer("mail", ["orders"]) as consumer:
         (record,) = consumer.poll(max_records=1)
         found = json.loads(run("group", "describe", "mail", "--format", "json").stdout)["share"]
-        (place,) = found["partitions"]
-        assert (place["start"], place["end"], place["lag"], place["leased"]) == (4, 6, 2, 1)
+        (partition,) = found["partitions"]
+        assert (partition["start"], partition["end"], partition["lag"], partition["leased"]) == (4, 6, 2, 1)
         assert (found["leased"], found["retrying"], found["retrying_later"], found["dead"]) == (1, 1, 1, 3)
         table = run("group", "describe", "mail").stdout
         assert re.search(r"leased +1 *\n", table) and "1 (1 later)" in table, table
@@ -177,8 +177,8 @@ def test_describe_shows_the_partition_that_waits_for_a_failed_message(cluster: I
     told = run("group", "describe", "billing").stdout
     assert re.search("lag +┃ +attempts", told) and "1 (0 later)" in told and "leased" not in told, told
     found = json.loads(run("group", "describe", "billing", "--format", "json").stdout)
-    places = {place["topic"]: place["attempts"] for place in found["partitions"]}
-    assert places == {"by-hand": 1, "__retry.billing": 0} and found["share"]["retrying"] == 1
+    attempts = {partition["topic"]: partition["attempts"] for partition in found["partitions"]}
+    assert attempts == {"by-hand": 1, "__retry.billing": 0} and found["share"]["retrying"] == 1
 
 
 def test_group_set_and_describe(mail: Mail) -> None:

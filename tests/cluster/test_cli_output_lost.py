@@ -53,5 +53,5 @@ def test_what_was_not_written_is_not_committed(
             app(["consume", "orders", "--group", "billing", *how])
         with suppress(OSError):
             sys.stdout.close()
-    places = cluster.admin.describe_group("billing").partitions
-    assert [place.committed for place in places if place.committed] == []
+    partitions = cluster.admin.describe_group("billing").partitions
+    assert [partition.committed for partition in partitions if partition.committed] == []

@@ -364,8 +364,8 @@ def test_few_groups_fill_a_replica_at_a_time_and_not_all_on_one_node() -> None:
     groups = [replace(World.of(1, wanted=3).group(), gid=gid) for gid in range(5)]
     fleet = cluster_nodes([Node(name, name, "") for name in NODES], groups, (), ())
     steps = next_steps(groups, fleet, 0.0, PATIENCE_S)
-    places = [step for step in steps if step.do is Do.PLACE]
-    assert len(places) == COPIES_MAX and len({step.node for step in places}) == COPIES_MAX
+    placing = [step for step in steps if step.do is Do.PLACE]
+    assert len(placing) == COPIES_MAX and len({step.node for step in placing}) == COPIES_MAX
     assert [step.do for step in steps].count(Do.WAIT) == 5 - COPIES_MAX
 
 

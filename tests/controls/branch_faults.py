@@ -51,8 +51,8 @@ def home_prepared_last(patch: pytest.MonkeyPatch) -> None:
         at_home = [stage for stage in self._stages if stage[0][0] == self.home]
         self._stages = [stage for stage in self._stages if stage[0][0] != self.home] + at_home
 
-    def take(self: StagedPrepare, block: Any, places: Sequence[int], refused: Any) -> None:
-        self._at_home.update(place for i, place in enumerate(places) if i not in refused)
+    def take(self: StagedPrepare, block: Any, chosen: Sequence[int], refused: Any) -> None:
+        self._at_home.update(i for n, i in enumerate(chosen) if n not in refused)
 
     patch.setattr(StagedPrepare, "__init__", init)
     patch.setattr(StagedPrepare, "_take_home", take)  # home's index comes too late for the branches

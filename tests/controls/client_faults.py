@@ -216,7 +216,7 @@ def many_run_twice(patch: pytest.MonkeyPatch) -> None:
 def refused_rolls_back_another(patch: pytest.MonkeyPatch) -> None:
     """A producer whose PREPARE home refuses rolls the transaction back by its id, although another process
     has it open and may be running its local transaction."""
-    patch.setattr(StagedPrepare, "refused_by_home", lambda self, place: False)
+    patch.setattr(StagedPrepare, "refused_by_home", lambda self, i: False)
 
 
 def run_twice(patch: pytest.MonkeyPatch) -> None:

@@ -255,7 +255,7 @@ def merged_without_the_first(patch: pytest.MonkeyPatch) -> None:
     """A merged run file lacks what the first of its inputs has."""
     _merging(patch)
     of = run_merging._Parts._of
-    patch.setattr(run_merging._Parts, "_of", lambda self, place: of(self, place)[-1:])
+    patch.setattr(run_merging._Parts, "_of", lambda self, index: of(self, index)[-1:])
 
 
 @plant(

@@ -14,7 +14,7 @@ from escrowmq.replication.format.find_rows import IN_HEADER
 from escrowmq.replication.format.internal_topics import RETRY
 from escrowmq.replication.format.share_ops import DROPPED
 from escrowmq.replication.host import finding, tracing
-from escrowmq.replication.host.finding import Finder, FindFiles, Place, Sought, _Young
+from escrowmq.replication.host.finding import BlockKey, Finder, FindFiles, Sought, _Young
 from escrowmq.replication.host.tracing import ShareTraces
 from escrowmq.replication.model import NO_ID
 from escrowmq.replication.state.held_letters import Settlement
@@ -30,8 +30,8 @@ def block_kept_before_it_is_full(patch: pytest.MonkeyPatch) -> None:
     """The file of a partition's last block is written while messages are still added to that block."""
     keep = Finder._keep
 
-    def too_early(self: Finder, place: Place, young: _Young, whole: bool) -> None:
-        keep(self, place, young, whole=True)
+    def too_early(self: Finder, key: BlockKey, young: _Young, whole: bool) -> None:
+        keep(self, key, young, whole=True)
 
     patch.setattr(Finder, "_keep", too_early)
 
@@ -40,8 +40,8 @@ def block_kept_before_it_is_full(patch: pytest.MonkeyPatch) -> None:
 def find_files_of_any_partition(patch: pytest.MonkeyPatch) -> None:
     """A file of one partition, or of a topic that was deleted, answers for the same block of another."""
     put, candidates = FindFiles.put, FindFiles.candidates
-    patch.setattr(FindFiles, "put", lambda self, place, *rest: put(self, (0, place[1]), *rest))
-    patch.setattr(FindFiles, "candidates", lambda self, place, *rest: candidates(self, (0, place[1]), *rest))
+    patch.setattr(FindFiles, "put", lambda self, key, *rest: put(self, (0, key[1]), *rest))
+    patch.setattr(FindFiles, "candidates", lambda self, key, *rest: candidates(self, (0, key[1]), *rest))
 
 
 def asked(patch: pytest.MonkeyPatch) -> None:
@@ -68,7 +68,7 @@ def asked_of_redirects(patch: pytest.MonkeyPatch) -> None:
 
 @plant("last-place-of-a-block-is-not-looked-at", "find-missed", conditions=asked, start=1)
 def last_place_of_a_block_is_not_looked_at(patch: pytest.MonkeyPatch) -> None:
-    """Of the places that a block names, a search passes over the last one."""
+    """Of the messages that a block names, a search passes over the last one."""
     candidates = Finder._candidates
 
     def fewer(self: Finder, *args: Any) -> list[int] | None:
@@ -109,7 +109,7 @@ def find_files_outlive_their_offsets(patch: pytest.MonkeyPatch) -> None:
 @plant("trace-names-any-commit-of-that-time", "trace-false", conditions=asked, start=9)
 def trace_names_any_commit_of_that_time(patch: pytest.MonkeyPatch) -> None:
     """A trace names the first COMMIT with the time at which a message became readable, of whatever it is."""
-    patch.setattr(tracing, "_refers", lambda op, place: True)
+    patch.setattr(tracing, "_refers", lambda op, row_at: True)
 
 
 @plant("trace-begins-behind-the-entry", "trace-false", conditions=asked)

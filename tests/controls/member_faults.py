@@ -109,10 +109,10 @@ def lone_voter_ahead_of_its_disk(patch: pytest.MonkeyPatch) -> None:
     without_looking_who_stays(patch)
     entries = Core._SyncObj__getEntries  # type: ignore[attr-defined]
 
-    def uncapped(self: Core, *place: Any) -> Any:
+    def uncapped(self: Core, *args: Any) -> Any:
         cap, self._match.cap = self._match.cap, None
         try:
-            return entries(self, *place)
+            return entries(self, *args)
         finally:
             self._match.cap = cap
 

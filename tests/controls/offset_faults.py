@@ -1,4 +1,4 @@
-"""Planted faults in transactions that move the places of a consumer group."""
+"""Planted faults in transactions that move the offsets of a consumer group."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ def places_not_compared(patch: pytest.MonkeyPatch) -> None:
     conditions=busy,
 )
 def hold_not_rebuilt(patch: pytest.MonkeyPatch) -> None:
-    """A replica that starts from a snapshot does not know which places open transactions hold."""
+    """A replica that starts from a snapshot does not know which offsets open transactions hold."""
     restored = HeldOffsets.hold
 
     def forgetful(self: HeldOffsets, key: Any, held: Any) -> None:
-        if self._offsets:  # a snapshot's places are read before what is held
+        if self._offsets:  # a snapshot's offsets are read before what is held
             return
         restored(self, key, held)
 
@@ -119,7 +119,7 @@ def places_not_moved(patch: pytest.MonkeyPatch) -> None:
 
 @plant("nack-moves-the-place", *SKIPPED, groups=2, within=10, conditions=nacking)
 def nack_moves_the_place(patch: pytest.MonkeyPatch) -> None:
-    """A nack counts at once, and commits its record's place over what a transaction may still give back."""
+    """A nack counts at once, and commits its record's offset over what a transaction may still give back."""
     patch.setattr(PartitionState, "has_work_before", lambda self, offset: False)
 
 

@@ -70,8 +70,8 @@ def relay_by_cursor(patch: pytest.MonkeyPatch) -> None:
 
     def marked(self: OutboxShards, lease: Lease, rows: Sequence[OutboxRow], placed: Any) -> list[OutboxRow]:
         found = mark(self, lease, rows, placed)
-        place = id(self._statements), lease.shard
-        sent[place] = max(sent.get(place, 0), *(row.id for row in rows))
+        shard = id(self._statements), lease.shard
+        sent[shard] = max(sent.get(shard, 0), *(row.id for row in rows))
         return found
 
     def behind(self: OutboxShards, shard: int) -> list[OutboxRow]:

@@ -33,8 +33,8 @@ def listed(page: str) -> list[Row]:
 
 def told() -> list[Row]:
     """Name and description of each planted fault, in the order of the catalogue's modules."""
-    places = [module.__name__ for module in MODULES]
-    faults = sorted(PLANTED.values(), key=lambda fault: places.index(fault.install.__module__))
+    modules = [module.__name__ for module in MODULES]
+    faults = sorted(PLANTED.values(), key=lambda fault: modules.index(fault.install.__module__))
     return [(fault.name, fault.breaks) for fault in faults]
 
 

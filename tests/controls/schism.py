@@ -64,9 +64,9 @@ def _look(sim: Simulation, rng: random.Random) -> None:
     pairs = [(a, b) for a in up for b in up if a is not b]
     rng.shuffle(pairs)
     for victim, other in pairs:
-        if (place := _difference(victim, other)) is None:
+        if (difference := _difference(victim, other)) is None:
             continue
-        index, term = place
+        index, term = difference
         if any((index, term) in sound_entries(r) for r in sim.replicas if r not in (victim, other)):
             _damage(sim, victim, index)
             return

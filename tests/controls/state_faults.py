@@ -322,7 +322,7 @@ def messages_in_the_wrong_order(patch: pytest.MonkeyPatch) -> None:
     references = References.of
 
     def backwards(self: References, runs: Sequence[Run], *told: Any) -> list[bytes]:
-        turned = [r._replace(refs=sum(reversed(_places(r)), ())) for run in runs for r in run]
+        turned = [r._replace(refs=sum(reversed(_references(r)), ())) for run in runs for r in run]
         tx_ids = [tx_id for run in runs for tx_id in run.tx_ids]
         return references(self, [Run(tx_ids, None, turned)], *told)
 
@@ -437,10 +437,10 @@ def _append(state: StateMachine, refs: Sequence[Sequence[int]]) -> None:
 
 
 def _index_all(state: StateMachine, record: OpenTx) -> None:
-    _append(state, _places(record))
+    _append(state, _references(record))
 
 
-def _places(record: OpenTx) -> list[tuple[int, ...]]:
+def _references(record: OpenTx) -> list[tuple[int, ...]]:
     return [record.refs[at : at + 5] for at in range(0, len(record.refs), 5)]
 
 

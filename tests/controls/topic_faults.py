@@ -140,7 +140,7 @@ def deletion_not_noted(patch: pytest.MonkeyPatch) -> None:
 
 @plant("name-for-the-topic", "old-place", "cut-early", conditions=recreated_often, start=53)
 def name_for_the_topic(patch: pytest.MonkeyPatch) -> None:
-    """A group's place or a cut that was right for a topic is applied to another topic that has its name by
+    """A group's offset or a cut that was right for a topic is applied to another topic that has its name by
     then."""
     patch.setattr(TopicsUnderWay, "is_another", lambda *args: False)
 
@@ -180,7 +180,7 @@ def place_by_name(patch: pytest.MonkeyPatch) -> None:
 
 @plant("places-outlive-their-topic", "lost-offset", "old-place", start=10, conditions=recreated_often)
 def places_outlive_their_topic(patch: pytest.MonkeyPatch) -> None:
-    """Consumer groups keep their places in a topic that is deleted."""
+    """Consumer groups keep their offsets in a topic that is deleted."""
     patch.setattr(GroupOffsets, "drop_topic", lambda self, topic: None)
 
 
@@ -204,10 +204,10 @@ def late_batch_in_a_namesake(patch: pytest.MonkeyPatch) -> None:
 @plant("late-prepare-in-a-namesake", "namesake", "unresolved", conditions=recreated_often, start=14)
 def late_prepare_in_a_namesake(patch: pytest.MonkeyPatch) -> None:
     """A transaction prepared for a deleted topic is prepared in another topic that has its name by then."""
-    inner = machine.places
+    inner = machine.rows_of
 
     def by_name(topics: TopicTable, attached: Sequence[Op]) -> Any:
         anywhere = [op._replace(meta=msgspec.structs.replace(op.meta, topic_id=NO_ID)) for op in attached]
         return inner(topics, anywhere)
 
-    patch.setattr(machine, "places", by_name)
+    patch.setattr(machine, "rows_of", by_name)

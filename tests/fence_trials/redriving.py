@@ -238,7 +238,7 @@ class Redriving:
             bounds = OffsetReader(router).bounds([(topic, 0)], PATIENCE_S)[topic, 0]
             assert not isinstance(bounds, Exception), bounds
             start, end = max(self._next[topic], bounds[0]), bounds[1]
-            gid = router.places.group_of(topic, 0)
+            gid = router.placement.group_of(topic, 0)
             with PartitionReader(info, topic, 0, start, end, group=gid, timeout_s=PATIENCE_S) as blocks:
                 rows = [row for block in blocks for row in decode_rows(block.rows, block.messages)]
         finally:

@@ -18,7 +18,7 @@ from escrowmq.actors.broker.config import BrokerConfig
 from escrowmq.actors.broker.group_service import TOPICS_MAX
 from escrowmq.actors.client.call_arguments import OPERATOR_CHARS_MAX
 from escrowmq.actors.client.consumer_groups import GROUP_NAME_BYTES_MAX, INSTANCE_ID_MAX
-from escrowmq.actors.client.topic_places import TOPICS_KEPT
+from escrowmq.actors.client.topic_placement import TOPICS_KEPT
 from escrowmq.actors.consumer.arguments import NACK_DELAY_S_MAX, POLL_S_MAX
 from escrowmq.actors.consumer.record_drain import NACKED_MAX
 from escrowmq.actors.producer.batcher import STREAMS_MAX

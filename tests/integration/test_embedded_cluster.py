@@ -218,8 +218,8 @@ def test_a_replica_directory_of_another_cluster_is_refused(founded: Founded, cop
 
 def test_a_replica_directory_of_a_newer_version_is_refused(founded: Founded, copy: Path) -> None:
     identity = copy / "g0-r0" / "identity.json"
-    identity.write_text(json.dumps({**json.loads(identity.read_text()), "format_version": 99}))
-    with pytest.raises(escrowmq.UnknownVersion, match=r"format version 99.*upgrade"):
+    identity.write_text(json.dumps({**json.loads(identity.read_text()), "format": 99}))
+    with pytest.raises(escrowmq.UnknownVersion, match=r"has format 99.*upgrade"):
         founded.start(copy)
 
 

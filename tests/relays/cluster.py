@@ -169,8 +169,8 @@ class RelayBroker:
 
     def _note(self, record: ConsumerRecord) -> None:
         life, value = self.lives[record.topic], record.value[:VALUE_BYTES].decode().rstrip()
-        place = f"{record.topic}.{life}[{record.partition:03}]"
-        self._seen[place, record.offset] = Seen(value, place, record.offset)
+        partition = f"{record.topic}.{life}[{record.partition:03}]"
+        self._seen[partition, record.offset] = Seen(value, partition, record.offset)
 
     def open_transactions(self) -> list[Any]:
         with _Watch(self):

@@ -183,8 +183,8 @@ class LateRows:
     def commit(self, at: int, done: Callable[[list[str]], None]) -> None:
         values, rows = self.open[at]
         with self._database.connection() as db:
-            places = ", ".join("?" * len(rows[0]))
-            db.executemany(f"INSERT INTO {OUTBOX_TABLE} VALUES ({places})", rows)
+            marks = ", ".join("?" * len(rows[0]))
+            db.executemany(f"INSERT INTO {OUTBOX_TABLE} VALUES ({marks})", rows)
             db.commit()
         del self.open[at]
         done(values)

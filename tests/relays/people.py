@@ -111,7 +111,7 @@ class Service:
         """One transaction, as the seed says."""
         fate = self._rng.random()
         began = self._rows.tick()
-        made = [self._message(began, place, changing) for place in range(self._rng.randrange(1, 5))]
+        made = [self._message(began, i, changing) for i in range(self._rng.randrange(1, 5))]
         values, messages = [value for value, _ in made], [message for _, message in made]
         try:
             if fate < 0.2:
@@ -125,10 +125,10 @@ class Service:
         except sqlite3.Error:  # somebody holds the lock
             return
         done = self._rows.tick()
-        for place, value in enumerate(values):  # in order among themselves, too
+        for i, value in enumerate(values):  # in order among themselves, too
             row = self._rows.known[value]
-            row.began += place * 0.01
-            row.committed = done if place == len(values) - 1 else row.began + 0.005
+            row.began += i * 0.01
+            row.committed = done if i == len(values) - 1 else row.began + 0.005
 
     def commit_late(self) -> None:
         """One of the transactions that have their ids."""
@@ -144,8 +144,8 @@ class Service:
         for value in values:
             self._rows.known[value].committed = done
 
-    def _message(self, began: int, place: int, changing: bool) -> tuple[str, Message]:
-        rng, value = self._rng, f"m{began}.{place}"
+    def _message(self, began: int, i: int, changing: bool) -> tuple[str, Message]:
+        rng, value = self._rng, f"m{began}.{i}"
         luck = rng.random()
         topic = NOWHERE if luck < 0.02 else CHANGING if luck < 0.4 and changing else STABLE
         key = rng.choice(KEYS)

@@ -63,8 +63,8 @@ class SteppedShipping:
         self._turns.pause()
         return epoch
 
-    def place(self, shard: int, message: Message, turn: int) -> int | str:
-        return self._inner.place(shard, message, turn)
+    def partition_of(self, shard: int, message: Message, turn: int) -> int | str:
+        return self._inner.partition_of(shard, message, turn)
 
     def ship(self, shard: int, epoch: int, number: int, messages: Sequence[Message], digest: bytes) -> None:
         self._turns.pause()

@@ -58,7 +58,7 @@ class Target:
         starts = self._offsets.offsets([(self.topic, p, EARLIEST) for p in range(self.partitions)], ANSWER_S)
         for partition, (start, end) in enumerate(zip(starts, self.ends(), strict=True)):
             assert isinstance(start, int)
-            gid = self.router.places.group_of(self.topic, partition)
+            gid = self.router.placement.group_of(self.topic, partition)
             with PartitionReader(self.info, self.topic, partition, start, end, group=gid) as reader:
                 for block in reader:
                     yield partition, block

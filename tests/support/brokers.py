@@ -116,13 +116,13 @@ class Brokers:
     def leader(self, gid: int = 0) -> int:
         return self.groups[gid].leader().rid
 
-    def place(self, topic: str, partition: int) -> int:
+    def group_number(self, topic: str, partition: int) -> int:
         """The group of a partition, which the topic says."""
         known = self.groups[0].leader().parts.running.replica.state.topics.topics[topic].info
         return group_of(first_group(known), partition, self.info.groups)
 
     def group_of(self, topic: str, partition: int) -> BrokerGroup:
-        return self.groups[self.place(topic, partition)]
+        return self.groups[self.group_number(topic, partition)]
 
     def leader_of(self, topic: str, partition: int) -> Member:
         return self.group_of(topic, partition).leader()

@@ -148,7 +148,7 @@ def state_with_timers() -> FedState:
 
 def state_with_shares() -> FedState:
     """The same, with two share groups, one with settings, a retry that waits, a dead letter, and attempts at
-    a place."""
+    an offset."""
     log = state_with_timers()
     row = encode_row(None, b"v", None, None)
     log.add(ops.message("t", 0, "p", 0, -1, [row] * 40))
@@ -184,8 +184,8 @@ def state_with_claims() -> FedState:
     return log
 
 
-def state_with_held_places() -> FedState:
-    """The same, with a transaction that will move places of a group, and one about which nobody is asked."""
+def state_with_held_offsets() -> FedState:
+    """The same, with a transaction that will move offsets of a group, and one about which nobody is asked."""
     log = state_with_claims()
     moving = PrepareExtra("p", heard_ms=log.now_ms + 1)
     alone = PrepareExtra("p", heard_ms=log.now_ms + 1, on_timeout=ops.ROLLBACK)
@@ -198,7 +198,7 @@ def state_with_held_places() -> FedState:
 def state_with_overtaken() -> FedState:
     """The same, with two transactions under a claim about which nobody is asked: a newer claim has overtaken
     one of them."""
-    log = state_with_held_places()
+    log = state_with_held_offsets()
     for epoch in (7, 8):
         claim = "other", epoch, ops.UNNUMBERED, b""
         extra = PrepareExtra("p", heard_ms=log.now_ms + 1, claim=claim, on_timeout=ops.ROLLBACK)

@@ -43,8 +43,8 @@ class Producer:
             if status != "ok":
                 await asyncio.sleep(value)
                 continue
-            for place, tx_id, query_id, _, answer_s, index, _ in value:
-                check = place, tx_id, index
+            for address, tx_id, query_id, _, answer_s, index, _ in value:
+                check = address, tx_id, index
                 if tx_id in self.running or answer_s <= 0:
                     self._say(check, "UNKNOWN", "running" if tx_id in self.running else "busy")
                     continue
@@ -60,10 +60,10 @@ class Producer:
     def _say(self, check: tuple[Any, str, int], state: str, trouble: str) -> None:
         if self.dead:
             return
-        place, tx_id, index = check
+        address, tx_id, index = check
         self.told[trouble or state] += 1
         self.working.discard(check)
-        self.feedback.answer(self.name, [(place, tx_id, state, trouble, index)])
+        self.feedback.answer(self.name, [(address, tx_id, state, trouble, index)])
 
     def die(self) -> None:
         self.dead = True

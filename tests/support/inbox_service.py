@@ -1,6 +1,6 @@
 """A handler of records that can be killed: ``python -m tests.support.inbox_service JSON``.
 
-It handles records from the place in a file on, with an inbox, and writes the place after each database
+It handles records from the offset in a file on, with an inbox, and writes the offset after each database
 transaction, as a consumer commits its offsets. It kills itself where it is told to.
 """
 
@@ -22,12 +22,12 @@ from tests.support.inboxes import record
 @dataclass(frozen=True, slots=True)
 class Service:
     """What it is told. ``dies_at``: number of the record; ``step``: before which step, in order: ``enter``,
-    ``work``, ``commit``, ``place``."""
+    ``work``, ``commit``, ``offset``. ``committed``: the file with the offset."""
 
     url: str
     table: str
     work: str
-    place: str
+    committed: str
     records: int
     dies_at: int
     step: str
@@ -38,14 +38,14 @@ class Service:
 
 def main() -> None:
     told = Service(**json.loads(sys.argv[1]))
-    engine, place = sa.create_engine(told.url), Path(told.place)
+    engine, committed = sa.create_engine(told.url), Path(told.committed)
     inbox = Inbox(engine, group="billing", table=told.table)
 
     def before(number: int, step: str) -> None:
         if (number, step) == (told.dies_at, told.step):
             os.kill(os.getpid(), signal.SIGKILL)
 
-    for number in range(int(place.read_text()), told.records):
+    for number in range(int(committed.read_text()), told.records):
         before(number, "enter")
         with engine.connect() as db:
             with inbox.once(db, record(number)) as first:
@@ -54,8 +54,8 @@ def main() -> None:
                     db.execute(sa.text(f"insert into {told.work} values (:number)"), {"number": number})
             before(number, "commit")
             db.commit()
-        before(number, "place")
-        place.write_text(str(number + 1))
+        before(number, "offset")
+        committed.write_text(str(number + 1))
 
 
 if __name__ == "__main__":

@@ -89,10 +89,10 @@ def race(accounts: Accounts, seed: int, records: int = 8) -> list[str]:
         rng = random.Random(f"{seed}/{name}")
         for _ in range(TRIES):
             with lock:
-                place = committed[0]
-            if place == records:
+                begin = committed[0]
+            if begin == records:
                 return
-            for number in range(place, records):
+            for number in range(begin, records):
                 if not deliver(accounts, number, rng):
                     break
                 with lock:

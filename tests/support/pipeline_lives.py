@@ -154,14 +154,14 @@ class PipelineLife:
         again with them."""
         made, consumer = [], member.consumer
         for record in found:
-            tp, place = (record.topic, record.partition), (record.partition, record.offset)
+            tp, where = (record.topic, record.partition), (record.partition, record.offset)
             if record.topic != INPUT:
-                place = record.origin.partition, record.origin.offset
+                where = record.origin.partition, record.origin.offset
             state = consumer.core.positions.get(tp)
             if self._kind == "ordered" and (state is None or (state.position or 0) <= record.offset):
                 continue  # it comes again
-            if self._failures[place] < self._stubborn[place]:
-                self._failures[place] += 1
+            if self._failures[where] < self._stubborn[where]:
+                self._failures[where] += 1
                 try:
                     consumer.nack(record, None if self._kind == "ordered" else 0.5)
                 except EscrowMQError as error:
@@ -169,7 +169,7 @@ class PipelineLife:
                         self.done[f"nack: {type(error).__name__}"] += 1
                 self.done["nacked"] += 1
                 continue
-            made.append(Message(OUTPUT, f"{place[0]} {place[1]}".encode()))
+            made.append(Message(OUTPUT, f"{where[0]} {where[1]}".encode()))
         return made
 
     # ------------------------------------------------------------ the end
@@ -187,14 +187,14 @@ class PipelineLife:
                 break
         outputs, dead = self._outputs(), self._dead()
         found = set[str]()
-        for place in self._stubborn:
-            if not outputs[place] and not dead[place]:
+        for where in self._stubborn:
+            if not outputs[where] and not dead[where]:
                 found.add("skipped")
-            if outputs[place] > 1:
+            if outputs[where] > 1:
                 found.add("doubled")
-            if outputs[place] and dead[place] and self._nacks_surely:
+            if outputs[where] and dead[where] and self._nacks_surely:
                 found.add("both")
-            if dead[place] and self._failures[place] < ATTEMPTS:
+            if dead[where] and self._failures[where] < ATTEMPTS:
                 found.add("dead-early")
         return found
 

@@ -38,7 +38,7 @@ class Broker:
         self.epochs[shard] = self.epochs.get(shard, 0) + 1
         return self.epochs[shard]
 
-    def place(self, shard: int, message: Message, turn: int) -> int | str:
+    def partition_of(self, shard: int, message: Message, turn: int) -> int | str:
         if message.topic not in self.known:
             return "unknown topic"
         if message.partition is not None:

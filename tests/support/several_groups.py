@@ -68,8 +68,8 @@ class Group:
         """A request, done at once; its results."""
         answers: list[tuple[Any, ...]] = []
         request = b"".join(frames)
-        place = self.gid, self.groups
-        parsed = parse_request(request, from_broker=from_broker, place=place)
+        group_and_count = self.gid, self.groups
+        parsed = parse_request(request, from_broker=from_broker, group_and_count=group_and_count)
         self.single.replica.submit(request, parsed, answers.append)
         self.single.now_ms = max(self.single.now_ms + 1, self.world.now_ms)
         self.single.replica.pump(self.single.now_ms)
@@ -254,8 +254,8 @@ class Client:
         messages = [
             Message(TOPIC, f"{tx_id}.{gid}".encode(), partition=partition[gid]) for gid in range(groups)
         ]
-        placed, size = self.encoder.place(messages, tx_id)
-        return self.encoder.plan(tx_id, tx_id, placed, size, timeout_ms, given)
+        encoded, size = self.encoder.encode(messages, tx_id)
+        return self.encoder.plan(tx_id, tx_id, encoded, size, timeout_ms, given)
 
     def prepare(self, plan: TxPlan) -> Outcome | None:
         """What the caller is told; None: nothing yet."""

@@ -66,9 +66,9 @@ class Life:
                 partition = self._rng.randrange(PARTITIONS)
                 with contextlib.suppress(EscrowMQError):
                     producer.send(Message(TOPIC, b"x", partition=partition)).result(0)
-                    place = partition, self._ends[partition]
+                    where = partition, self._ends[partition]
                     self._ends[partition] += 1
-                    self._stubborn[place] = self._rng.choice((0, 0, 0, 1, 2, 9))
+                    self._stubborn[where] = self._rng.choice((0, 0, 0, 1, 2, 9))
 
     def _come(self) -> None:
         if len(self._members) < 3:
@@ -111,17 +111,17 @@ class Life:
                 member.commit()
 
     def _handle(self, member: Consumer, record: StreamRecord) -> None:
-        place = record.origin.partition, record.origin.offset
+        where = record.origin.partition, record.origin.offset
         if record.attempt > ATTEMPTS:
             self.anomalies.append("over-attempts")
-        if self._failures[place] >= self._stubborn[place]:
+        if self._failures[where] >= self._stubborn[where]:
             if self._order == "ordered" and record.topic == TOPIC:
-                before = {(place[0], offset) for offset in range(place[1])}
+                before = {(where[0], offset) for offset in range(where[1])}
                 if before - self._handled - self._dead():
                     self.anomalies.append("order-broken")
-            self._handled.add(place)
+            self._handled.add(where)
             return
-        self._failures[place] += 1
+        self._failures[where] += 1
         try:
             member.nack(record, reason="no")
             if self._order == "ordered":  # it counts together with what lies before it
@@ -130,8 +130,8 @@ class Life:
             raise
         except EscrowMQError:
             return
-        self._nacks[place] += 1
-        if self._order == "ordered" and self._nacks[place] > ATTEMPTS:
+        self._nacks[where] += 1
+        if self._order == "ordered" and self._nacks[where] > ATTEMPTS:
             self.anomalies.append("over-attempts")
 
     # ------------------------------------------------------------ the end
@@ -140,10 +140,10 @@ class Life:
         letters = self._cluster.admin.dead_letters(GROUP) if self._members else []
         for letter in letters:
             assert letter.origin is not None
-            place = letter.origin.partition, letter.origin.offset
-            if self._failures[place] < ATTEMPTS and place not in self._given_up:
+            where = letter.origin.partition, letter.origin.offset
+            if self._failures[where] < ATTEMPTS and where not in self._given_up:
                 self.anomalies.append("dead-early")
-            self._given_up.add(place)
+            self._given_up.add(where)
         return self._given_up
 
     def _drain(self) -> None:

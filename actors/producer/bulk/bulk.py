@@ -24,7 +24,7 @@ from escrowmq.actors.producer.bulk.bulk_blocks import (
     SpreadUnit,
 )
 from escrowmq.actors.producer.core import ProducerCore
-from escrowmq.actors.producer.encoding.blocks import Placed
+from escrowmq.actors.producer.encoding.blocks import Encoded
 from escrowmq.actors.producer.encoding.delayed_messages import Later, Named, by_message, ids_of, together
 from escrowmq.actors.producer.encoding.encoder import check_id, check_query_id
 from escrowmq.actors.producer.transactions.across_groups import LIMIT_RETRY_S
@@ -154,7 +154,7 @@ class BulkRun:
                 tx_id = check_id(given_id)
                 self._hold(tx_id)
             query_id = tx_id if query_id is None else check_query_id(query_id)
-            placed, size = core.encoder.place(messages, tx_id, later)
+            encoded, size = core.encoder.encode(messages, tx_id, later)
         except Closed:
             raise
         except TransactionRunning as error:  # the running transaction decides about its messages
@@ -164,19 +164,19 @@ class BulkRun:
             self._failed.append((index, TransactionResult(tx_id, TransactionState.ROLLBACK, error)))
             return
         given = given_id is not None
-        every: Sequence[Placed | Later] = placed
+        every: Sequence[Encoded | Later] = encoded
         if later:
-            every, self._none_later = together(placed, later), []
+            every, self._none_later = together(encoded, later), []
             self._delayed[index] = by_message(messages, later)
         topic, group_of = every[0][0], core.encoder.group_of
         gid = group_of(topic, every[0][1])
         one_group = core.info.groups == 1 or all(group_of(m[0], m[1]) == gid for m in every)
         if size > core.config.part_bytes:
-            plan = core.encoder.plan(tx_id, query_id, placed, size, self._timeout_ms, given, later)
+            plan = core.encoder.plan(tx_id, query_id, encoded, size, self._timeout_ms, given, later)
             self._send(PlanUnit(core, plan, index, self._give_up_s))
             return
         if not one_group:
-            self._add_spread(tx_id, query_id, placed, later, size, index, given=given)
+            self._add_spread(tx_id, query_id, encoded, later, size, index, given=given)
             return
         builder = self._builders.get((gid, topic))
         if builder is None:
@@ -185,7 +185,7 @@ class BulkRun:
             if tx_id in builder.ids:  # refused twice in one operation; in the next one it is recognised
                 builder = self._send_block(builder)
             builder.ids.add(tx_id)
-        builder.add(tx_id, query_id, placed, size, index, later)
+        builder.add(tx_id, query_id, encoded, size, index, later)
         count = len(builder.tx_ids)
         if builder.size + TX_OVERHEAD * count >= core.config.request_bytes or count >= BLOCK_TRANSACTIONS:
             self._send_block(builder)
@@ -206,7 +206,7 @@ class BulkRun:
         self,
         tx_id: str,
         query_id: str,
-        placed: Sequence[Placed],
+        encoded: Sequence[Encoded],
         later: Sequence[Later],
         size: int,
         index: int,
@@ -215,7 +215,7 @@ class BulkRun:
     ) -> None:
         """Adds a transaction over several groups to the block of those with the same groups and home."""
         core = self._core
-        every = together(placed, later)
+        every = together(encoded, later)
         topic = every[0][0]
         group_of = core.encoder.group_of
         groups = tuple(dict.fromkeys(group_of(m[0], m[1]) for m in every))
@@ -228,7 +228,7 @@ class BulkRun:
             builder = self._spread[key] = SpreadBuilder(groups, topic)
         if given:
             builder.ids.add(tx_id)
-        builder.add(tx_id, query_id, placed, size, index, group_of, later)
+        builder.add(tx_id, query_id, encoded, size, index, group_of, later)
         count = len(builder.tx_ids)
         # As large as in one group: each group's block is a separate call with a part of it.
         full = core.config.request_bytes * len(groups)
@@ -263,8 +263,8 @@ class BulkRun:
             raise
         except EscrowMQError as error:
             self._units.append(unit)
-            for place in range(len(unit.tx_ids)):
-                unit.refuse(place, error)
+            for i in range(len(unit.tx_ids)):
+                unit.refuse(i, error)
             return
         try:
             if not self._window.acquire(timeout=self._guard_s()):
@@ -291,7 +291,7 @@ class BulkRun:
                 # The others continue: settling them makes room.
                 self._prepare_later(unit.take_apart(sorted(full)))
             unit.forget_rows()
-        opened = unit.open_places()
+        opened = unit.still_open()
         if self._pipelined and opened:
             unit.decide(True, opened, self._finished)
         else:
@@ -338,7 +338,7 @@ class BulkRun:
         found = [
             PreparedTransaction(unit.tx_ids[i], unit.query_ids[i], unit.indexes[i], self.guards)
             for unit in self._units
-            for i in unit.open_places()
+            for i in unit.still_open()
         ]
         found.sort(key=lambda tx: tx.index)
         return found
@@ -354,24 +354,24 @@ class BulkRun:
     def decide(self, opened: Sequence[PreparedTransaction], decisions: Sequence[TransactionState]) -> None:
         """Settles ``opened``, which must be all that are, and waits."""
         by_index = dict(zip((tx.index for tx in opened), decisions, strict=True))
-        for place, state in self.guards.differing([tx.tx_id for tx in opened], decisions.__getitem__).items():
-            by_index[opened[place].index] = state
+        for n, state in self.guards.differing([tx.tx_id for tx in opened], decisions.__getitem__).items():
+            by_index[opened[n].index] = state
         for unit in self._units:
-            places: dict[TransactionState, list[int]] = {}
-            for place in unit.open_places():
-                decision = by_index[unit.indexes[place]]
-                places.setdefault(decision, []).append(place)
+            by_decision: dict[TransactionState, list[int]] = {}
+            for i in unit.still_open():
+                decision = by_index[unit.indexes[i]]
+                by_decision.setdefault(decision, []).append(i)
                 if decision is not TransactionState.COMMITTED:
-                    unit.wanted[place] = decision
-            self._send_decisions(unit, places)
+                    unit.wanted[i] = decision
+            self._send_decisions(unit, by_decision)
         self.wait()
 
-    def _send_decisions(self, unit: BulkUnit, places: Mapping[TransactionState, Sequence[int]]) -> None:
-        for decision, chosen in places.items():
+    def _send_decisions(self, unit: BulkUnit, by_decision: Mapping[TransactionState, Sequence[int]]) -> None:
+        for decision, chosen in by_decision.items():
             if decision is TransactionState.ROLLBACK and unit.repeated:  # as for one: see _may_roll_back
-                for place in unit.repeated.intersection(chosen):
-                    unit.leave(place)
-                chosen = [place for place in chosen if place not in unit.repeated]
+                for i in unit.repeated.intersection(chosen):
+                    unit.leave(i)
+                chosen = [i for i in chosen if i not in unit.repeated]
             if decision is not TransactionState.UNKNOWN and chosen:
                 unit.windowed = self._window.acquire(timeout=self._guard_s())
                 with self._lock:

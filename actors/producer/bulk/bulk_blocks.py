@@ -15,8 +15,8 @@ from escrowmq.actors.producer.core import ProducerCore
 from escrowmq.actors.producer.encoding.blocks import (
     Column,
     DecisionBlock,
+    Encoded,
     Outcome,
-    Placed,
     PrepareBlock,
     Problems,
 )
@@ -58,21 +58,21 @@ class Collected:
 
     def note(self, tx_id: str, query_id: str, size: int, index: int) -> int:
         """Adds a transaction of ``size`` bytes; returns its position in the block."""
-        place = len(self.tx_ids)
+        i = len(self.tx_ids)
         self.tx_ids.append(tx_id)
         self.query_ids.append(query_id)
         self.indexes.append(index)
         self.size += size
-        return place
+        return i
 
 
-def add_rows(columns: dict[tuple[str, int], Column], place: int, placed: Iterable[Placed]) -> None:
-    """Adds the messages of the transaction at ``place`` to the columns of their partitions."""
-    for topic, partition, row in placed:
+def add_rows(columns: dict[tuple[str, int], Column], i: int, encoded: Iterable[Encoded]) -> None:
+    """Adds the messages of the transaction at position ``i`` to the columns of their partitions."""
+    for topic, partition, row in encoded:
         column = columns.get((topic, partition))
         if column is None:
             column = columns[topic, partition] = ([], [], [])
-        column[0].append(place)
+        column[0].append(i)
         column[1].append(len(row))
         column[2].append(row)
 
@@ -84,6 +84,7 @@ Report = Callable[["BulkUnit"], None]
 class BulkUnit(ABC):
     """Some transactions of a batch. ``exceptions``: position in the unit -> result, for the settled ones.
 
+    ``i``: such a position. ``chosen``: several of them, to which outcomes refer by their order.
     A transaction without an exception is open once prepared, and decided as requested once decided.
     """
 
@@ -99,7 +100,7 @@ class BulkUnit(ABC):
         self.repeated: set[int] = set()
         self.newest: Sequence[int] = ()
 
-    def open_places(self) -> Sequence[int]:
+    def still_open(self) -> Sequence[int]:
         """Positions of the transactions that are prepared and undecided."""
         if not self.exceptions:
             return range(len(self.tx_ids))
@@ -114,50 +115,50 @@ class BulkUnit(ABC):
             for i, tx_id in enumerate(self.tx_ids)
         ]
 
-    def refuse(self, place: int, problem: EscrowMQError | TransactionState) -> None:
+    def refuse(self, i: int, problem: EscrowMQError | TransactionState) -> None:
         """The transaction is not prepared: settled before, or an error. Nothing of this attempt will be
         read."""
-        tx_id = self.tx_ids[place]
+        tx_id = self.tx_ids[i]
         if isinstance(problem, TransactionState):
-            self.exceptions[place] = TransactionResult(tx_id, problem)
+            self.exceptions[i] = TransactionResult(tx_id, problem)
             return
         topic = getattr(problem, "topic", None)
         if topic is not None:
             self.core.catalog.forget(topic)
         state = UNKNOWN if isinstance(problem, OutcomeUnknown) else ROLLBACK
-        self.exceptions[place] = TransactionResult(tx_id, state, problem)
+        self.exceptions[i] = TransactionResult(tx_id, state, problem)
 
-    def leave(self, place: int) -> None:
+    def leave(self, i: int) -> None:
         """The transaction is left to the check, although the callback decided."""
-        self._undecided(place, OutcomeUnknown(self.tx_ids[place]))
+        self._undecided(i, OutcomeUnknown(self.tx_ids[i]))
 
-    def newest_of(self, commit: bool, places: Sequence[int]) -> Sequence[int]:
-        """The condition of a rollback of ``places``: see DecisionBlock."""
-        return [self.newest[place] for place in places] if self.newest and not commit else ()
+    def newest_of(self, commit: bool, chosen: Sequence[int]) -> Sequence[int]:
+        """The condition of a rollback of ``chosen``: see DecisionBlock."""
+        return [self.newest[i] for i in chosen] if self.newest and not commit else ()
 
-    def settled(self, places: Sequence[int], outcome: Outcome) -> None:
-        """Takes the answer to a decision on ``places``."""
+    def settled(self, chosen: Sequence[int], outcome: Outcome) -> None:
+        """Takes the answer to a decision on ``chosen``."""
         if isinstance(outcome, Failure):
-            for place in places:
-                self._undecided(place, OutcomeUnknown(self.tx_ids[place]))
+            for i in chosen:
+                self._undecided(i, OutcomeUnknown(self.tx_ids[i]))
             return
-        for i, problem in outcome.items():
-            tx_id = self.tx_ids[places[i]]
-            error = decided(tx_id, {0: problem})
+        for n, problem in outcome.items():
+            i = chosen[n]
+            error = decided(self.tx_ids[i], {0: problem})
             assert error is not None
-            self._undecided(places[i], error)
+            self._undecided(i, error)
 
-    def _undecided(self, place: int, error: EscrowMQError) -> None:
+    def _undecided(self, i: int, error: EscrowMQError) -> None:
         state = TransactionState(error.recorded_state) if isinstance(error, TransactionConflict) else UNKNOWN
-        self.exceptions[place] = TransactionResult(self.tx_ids[place], state, error)
+        self.exceptions[i] = TransactionResult(self.tx_ids[i], state, error)
 
     @abstractmethod
     def prepare(self, done: Report) -> None:
         """Sends the transactions; room must have been reserved."""
 
     @abstractmethod
-    def decide(self, commit: bool, places: Sequence[int], done: Report) -> None:
-        """Sends the decision on ``places``."""
+    def decide(self, commit: bool, chosen: Sequence[int], done: Report) -> None:
+        """Sends the decision on ``chosen``."""
 
 
 class BlockUnit(BulkUnit):
@@ -180,8 +181,8 @@ class BlockUnit(BulkUnit):
     def _prepared(self, outcome: Outcome, done: Report) -> None:
         self.core.release(self.size)
         if isinstance(outcome, Failure):
-            for place, tx_id in enumerate(self.tx_ids):
-                self.refuse(place, unprepared(tx_id, tx_id in self._given, outcome))
+            for i, tx_id in enumerate(self.tx_ids):
+                self.refuse(i, unprepared(tx_id, tx_id in self._given, outcome))
             ours = [tx_id for tx_id in self.tx_ids if tx_id not in self._given]
             if ours:  # perhaps open, and these ids will never be used again
                 self.core.enqueue(self.gid, DecisionBlock(False, ours))
@@ -195,25 +196,25 @@ class BlockUnit(BulkUnit):
     def _refused(self, problems: Problems) -> None:
         perhaps_open = self._block is not None and self._block.perhaps_open
         ours: list[str] = []
-        for place, (code, info) in problems.items():
-            tx_id = self.tx_ids[place]
+        for i, (code, info) in problems.items():
+            tx_id = self.tx_ids[i]
             if perhaps_open and flows.may_be_open(code):
                 if tx_id in self._given:
                     failure = flows.left_open_failure((code, info))
-                    self.refuse(place, unprepared(tx_id, True, failure))
+                    self.refuse(i, unprepared(tx_id, True, failure))
                     continue
                 ours.append(tx_id)
-            self.refuse(place, prepare_problem(tx_id, code, info))
+            self.refuse(i, prepare_problem(tx_id, code, info))
         if ours:
             self.core.enqueue(self.gid, DecisionBlock(False, ours))
 
-    def take_apart(self, places: list[int]) -> BlockUnit:
-        """Moves the transactions at ``places`` to a new unit, to be prepared again."""
+    def take_apart(self, chosen: list[int]) -> BlockUnit:
+        """Moves the transactions at ``chosen`` to a new unit, to be prepared again."""
         assert self._block is not None
         again = BlockUnit(
-            self.core, self.gid, self._block.select(places), [self.indexes[i] for i in places], self._given
+            self.core, self.gid, self._block.select(chosen), [self.indexes[i] for i in chosen], self._given
         )
-        gone = set(places)
+        gone = set(chosen)
         kept = [i for i in range(len(self.tx_ids)) if i not in gone]
         self.exceptions = {
             new: self.exceptions[old] for new, old in enumerate(kept) if old in self.exceptions
@@ -229,24 +230,22 @@ class BlockUnit(BulkUnit):
     def over_limit(self) -> list[int]:
         """Positions of the transactions that found the limit of open transactions reached."""
         return [
-            place
-            for place, result in self.exceptions.items()
-            if isinstance(result.error, TooManyOpenTransactions)
+            i for i, result in self.exceptions.items() if isinstance(result.error, TooManyOpenTransactions)
         ]
 
     def forget_rows(self) -> None:
         """After prepare: frees the messages, which the broker now has."""
         self._block = None
 
-    def decide(self, commit: bool, places: Sequence[int], done: Report) -> None:
+    def decide(self, commit: bool, chosen: Sequence[int], done: Report) -> None:
         """See BulkUnit."""
-        everyone = len(places) == len(self.tx_ids)
-        newest = self.newest_of(commit, places)
-        ids = self.tx_ids if everyone else [self.tx_ids[i] for i in places]
+        everyone = len(chosen) == len(self.tx_ids)
+        newest = self.newest_of(commit, chosen)
+        ids = self.tx_ids if everyone else [self.tx_ids[i] for i in chosen]
         block = DecisionBlock(commit, ids, newest_index=newest)
 
         def finished(outcome: Outcome) -> None:
-            self.settled(places, outcome)
+            self.settled(chosen, outcome)
             done(self)
 
         block.done = finished
@@ -277,14 +276,14 @@ class PlanUnit(BulkUnit):
 
         flows.prepare(self.core, self._plan, finished, self._limit_wait_s)
 
-    def decide(self, commit: bool, places: Sequence[int], done: Report) -> None:
+    def decide(self, commit: bool, chosen: Sequence[int], done: Report) -> None:
         """See BulkUnit."""
 
         def finished(outcome: Outcome) -> None:
-            self.settled(places, outcome)
+            self.settled(chosen, outcome)
             done(self)
 
-        newest, index = self.newest_of(commit, places), self._plan.home_index
+        newest, index = self.newest_of(commit, chosen), self._plan.home_index
         flows.settle(self.core, self.tx_ids[0], self._groups, commit, finished, index, newest)
 
 
@@ -304,18 +303,18 @@ class BlockBuilder(Collected):
         self,
         tx_id: str,
         query_id: str,
-        placed: Sequence[Placed],
+        encoded: Sequence[Encoded],
         size: int,
         index: int,
         later: Sequence[Later] = (),
     ) -> None:
         """Adds a transaction."""
-        place = self.note(tx_id, query_id, size, index)
-        add_rows(self._columns, place, placed)
-        single = len(placed) == 1
-        digest = crc32c(placed[0][2]) if single else digest_of([row for _, _, row in placed])
+        i = self.note(tx_id, query_id, size, index)
+        add_rows(self._columns, i, encoded)
+        single = len(encoded) == 1
+        digest = crc32c(encoded[0][2]) if single else digest_of([row for _, _, row in encoded])
         if later:
-            add_later(self._later, place, later)
+            add_later(self._later, i, later)
             digest = digest_with(digest, later)
         self._digests.append(digest)
 
@@ -387,62 +386,62 @@ class SpreadUnit(BulkUnit):
         named: list[int] = []  # to roll back under home's index
         careful: list[int] = []  # the same, unless someone has continued it: ids that the caller chose
         bare: list[int] = []  # to roll back by id alone, which only this producer uses
-        for place, tx_id in enumerate(self.tx_ids):
-            problem, opened = staged.problems.get(place), staged.home_index[place] >= 0
+        for i, tx_id in enumerate(self.tx_ids):
+            problem, opened = staged.problems.get(i), staged.home_index[i] >= 0
             if problem is not None:
                 given = tx_id in self._given
-                if given and staged.left_open(place):
-                    self.refuse(place, unprepared(tx_id, given, across_groups.left_open_failure(problem)))
+                if given and staged.left_open(i):
+                    self.refuse(i, unprepared(tx_id, given, across_groups.left_open_failure(problem)))
                     continue
-                self.refuse(place, prepare_problem(tx_id, *problem, opened=opened))
+                self.refuse(i, prepare_problem(tx_id, *problem, opened=opened))
                 if opened:
-                    (careful if given else named).append(place)
+                    (careful if given else named).append(i)
                 elif not (
                     staged.tracked
                     or problem[0] in across_groups.NOT_OURS
-                    or (given and staged.refused_by_home(place))
+                    or (given and staged.refused_by_home(i))
                 ):
-                    bare.append(place)
+                    bare.append(i)
             elif staged.failure is not None:
                 given = tx_id in self._given
                 nothing_done = staged.failure.nothing_done and not staged.any_prepared
-                self.refuse(place, unprepared(tx_id, given and not nothing_done, staged.failure))
+                self.refuse(i, unprepared(tx_id, given and not nothing_done, staged.failure))
                 if not given and not nothing_done:
-                    (named if opened else bare).append(place)
-        for places in (named, careful, bare):
-            if places:
-                ids = [self.tx_ids[i] for i in places]
-                index = None if places is bare else [staged.home_index[i] for i in places]
-                newest = [staged.newest_index[i] for i in places] if places is careful else ()
-                finished = partial(self._undone, done, careful) if places is careful else _ignore
+                    (named if opened else bare).append(i)
+        for chosen in (named, careful, bare):
+            if chosen:
+                ids = [self.tx_ids[i] for i in chosen]
+                index = None if chosen is bare else [staged.home_index[i] for i in chosen]
+                newest = [staged.newest_index[i] for i in chosen] if chosen is careful else ()
+                finished = partial(self._undone, done, careful) if chosen is careful else _ignore
                 across_groups.settle_many(
                     self.core, ids, list(staged.touched), False, finished, index, newest
                 )
         if not careful:
             done(self)
 
-    def _undone(self, done: Report, places: Sequence[int], outcome: Outcome) -> None:
+    def _undone(self, done: Report, chosen: Sequence[int], outcome: Outcome) -> None:
         """The rollback of these, whose ids the caller chose, has ended: as for one transaction."""
-        for i, place in enumerate(places):
+        for n, i in enumerate(chosen):
             if isinstance(outcome, Failure):
                 unknown = not outcome.nothing_done
             else:
-                unknown = i in outcome and outcome[i][0] == ResultCode.RETRY
+                unknown = n in outcome and outcome[n][0] == ResultCode.RETRY
             if unknown:
-                self.refuse(place, OutcomeUnknown(self.tx_ids[place]))
+                self.refuse(i, OutcomeUnknown(self.tx_ids[i]))
         done(self)
 
-    def decide(self, commit: bool, places: Sequence[int], done: Report) -> None:
+    def decide(self, commit: bool, chosen: Sequence[int], done: Report) -> None:
         """See BulkUnit."""
 
         def finished(outcome: Outcome) -> None:
-            self.settled(places, outcome)
+            self.settled(chosen, outcome)
             done(self)
 
         known = self._home_index
-        index = None if known is None else [known[i] for i in places]
-        ids = [self.tx_ids[i] for i in places]
-        newest = self.newest_of(commit, places) if index is not None else ()
+        index = None if known is None else [known[i] for i in chosen]
+        ids = [self.tx_ids[i] for i in chosen]
+        newest = self.newest_of(commit, chosen) if index is not None else ()
         across_groups.settle_many(self.core, ids, self._groups, commit, finished, index, newest)
 
 
@@ -464,29 +463,29 @@ class SpreadBuilder(Collected):
         self,
         tx_id: str,
         query_id: str,
-        placed: Sequence[Placed],
+        encoded: Sequence[Encoded],
         size: int,
         index: int,
         group_of: Callable[[str, int], int],
         later: Sequence[Later] = (),
     ) -> None:
         """Adds a transaction; ``group_of``: see ``Encoder``."""
-        place = self.note(tx_id, query_id, size, index)
-        placed_in: dict[int, list[Placed]] = {gid: [] for gid in self.groups}
-        for one in placed:
-            placed_in[group_of(one[0], one[1])].append(one)
-        for gid, of_group in placed_in.items():
-            add_rows(self._columns[gid], place, of_group)
+        i = self.note(tx_id, query_id, size, index)
+        encoded_of: dict[int, list[Encoded]] = {gid: [] for gid in self.groups}
+        for one in encoded:
+            encoded_of[group_of(one[0], one[1])].append(one)
+        for gid, of_group in encoded_of.items():
+            add_rows(self._columns[gid], i, of_group)
         home = self.groups[0]
         # The digest that the home group remembers with the id covers all of its content, in all groups.
-        self._digests[home].append(digest_with(digest_of(row for _, _, row in placed), later))
+        self._digests[home].append(digest_with(digest_of(row for _, _, row in encoded), later))
         later_of: dict[int, list[Later]] = {}
         for delayed in later:
             later_of.setdefault(group_of(delayed.topic, delayed.partition), []).append(delayed)
         for gid, items in later_of.items():
-            add_later(self._later[gid], place, items)
+            add_later(self._later[gid], i, items)
         for gid in self.groups[1:]:
-            rows = [row for _, _, row in placed_in[gid]]
+            rows = [row for _, _, row in encoded_of[gid]]
             self._digests[gid].append(digest_with(digest_of(rows), later_of.get(gid, ())))
 
     def unit(self, core: ProducerCore, timeout_ms: int, given: set[str], limit_wait_s: float) -> SpreadUnit:

@@ -174,14 +174,14 @@ class _TableRun(BulkRun):
         tx_ids: list[str] = []
         query_ids: list[str] = []
         for unit in self._units:
-            places = unit.open_places()
-            rows.append(_of(unit.indexes)[_of(places)])
-            if len(places) == len(unit.tx_ids):
+            chosen = unit.still_open()
+            rows.append(_of(unit.indexes)[_of(chosen)])
+            if len(chosen) == len(unit.tx_ids):
                 tx_ids += unit.tx_ids
                 query_ids += unit.query_ids
             else:
-                tx_ids += map(unit.tx_ids.__getitem__, places)
-                query_ids += map(unit.query_ids.__getitem__, places)
+                tx_ids += map(unit.tx_ids.__getitem__, chosen)
+                query_ids += map(unit.query_ids.__getitem__, chosen)
         indexes = np.concatenate(rows) if rows else _of([])
         order = np.argsort(indexes)
         listed = order.tolist()
@@ -207,10 +207,10 @@ class _TableRun(BulkRun):
             codes[at] = CODES[state]
         self._codes[opened.indexes.to_numpy()] = codes
         for unit in self._units:
-            places = _of(unit.open_places())
-            wanted = self._codes[_of(unit.indexes)[places]]
+            chosen = _of(unit.still_open())
+            wanted = self._codes[_of(unit.indexes)[chosen]]
             self._send_decisions(
-                unit, {STATES[code]: places[wanted == code].tolist() for code in np.unique(wanted)}
+                unit, {STATES[code]: chosen[wanted == code].tolist() for code in np.unique(wanted)}
             )
         self.wait()
 
@@ -223,7 +223,7 @@ class _TableRun(BulkRun):
         told: list[tuple[int, TransactionResult]] = list(self._failed)
         for unit in self._units:
             tx_ids[unit.indexes] = np.array(unit.tx_ids, object)
-            told += ((unit.indexes[place], result) for place, result in unit.exceptions.items())
+            told += ((unit.indexes[i], result) for i, result in unit.exceptions.items())
         for row, result in told:
             tx_ids[row] = result.tx_id
             self._codes[row] = CODES[result.state]

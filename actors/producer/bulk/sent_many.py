@@ -49,7 +49,7 @@ class SentMany(Sequence[RecordMetadata]):
     def __init__(self) -> None:
         self._parts: list[tuple[RecordBatch, Sequence[int]]] = []
         self._count = 0
-        self._place: tuple[Any, Any] | None = None  # part and number in it, by row: made for who asks
+        self._parts_of: tuple[Any, Any] | None = None  # part and number in it, by row: made for who asks
 
     def add(self, parcel: RecordBatch, numbers: Sequence[int]) -> None:
         """For the producer: so many more rows, and which ones of the call they are."""
@@ -121,13 +121,13 @@ class SentMany(Sequence[RecordMetadata]):
             row += self._count
         if not 0 <= row < self._count:
             raise IndexError(f"row {row} of {self._count}")
-        if self._place is None:
-            self._place = self._places()
-        parts, numbers = self._place
+        if self._parts_of is None:
+            self._parts_of = self._find_parts()
+        parts, numbers = self._parts_of
         parcel = self._parts[parts[row]][0]
         return parcel, numbers[row]
 
-    def _places(self) -> tuple[list[int], list[int]]:
+    def _find_parts(self) -> tuple[list[int], list[int]]:
         parts, inside = [0] * self._count, [0] * self._count
         for part, (_, numbers) in enumerate(self._parts):
             if isinstance(numbers, range):

@@ -169,17 +169,17 @@ class TransactionRows:
             rows, tx_ids, numbers, sizes = rows.take(kept), tx_ids.take(kept), numbers[fits], sizes[fits]
             keys, query_ids = (None if column is None else column.take(kept) for column in (keys, query_ids))
         if len(numbers):
-            places, given = self._places(keys, tx_ids), bool(chunk.given())
-            yield from self._cut(rows, sizes, numbers, tx_ids, query_ids, places, given)
+            partitions, given = self._partitions_of(keys, tx_ids), bool(chunk.given())
+            yield from self._cut(rows, sizes, numbers, tx_ids, query_ids, partitions, given)
 
-    def _places(self, keys: pa.Array | None, tx_ids: pa.Array) -> Integers:
-        """The partition of each row, as ``Encoder.place`` chooses it."""
+    def _partitions_of(self, keys: pa.Array | None, tx_ids: pa.Array) -> Integers:
+        """The partition of each row, as ``Encoder.encode`` chooses it."""
         if self._partition is not None:
             return np.full(len(tx_ids), self._partition, np.int64)
         hashed = as_binary(tx_ids) if keys is None else pc.coalesce(as_binary(keys), as_binary(tx_ids))
-        places: Integers = np.fromiter(map(crc32c, hashed.to_pylist()), np.int64, len(tx_ids))
-        places %= self._count
-        return places
+        partitions: Integers = np.fromiter(map(crc32c, hashed.to_pylist()), np.int64, len(tx_ids))
+        partitions %= self._count
+        return partitions
 
     def _cut(
         self,
@@ -188,7 +188,7 @@ class TransactionRows:
         numbers: Integers,
         tx_ids: pa.Array,
         query_ids: pa.Array | None,
-        places: Integers,
+        partitions: Integers,
         given: bool,
     ) -> Iterator[TableBlock]:
         """Sorts the rows by block and partition, and makes the blocks, of about a request each."""
@@ -196,15 +196,15 @@ class TransactionRows:
         if self._pack is not None:
             rows = self._pack(rows)
             sizes = np.diff(offsets_of(rows)).astype(np.int64)
-        groups = self._groups_of(places)
+        groups = self._groups_of(partitions)
         blocks = self._blocks_of(sizes, groups)
-        order = np.lexsort((places, blocks))
+        order = np.lexsort((partitions, blocks))
         taken = pa.array(order)
         sorted_rows = rows.take(taken)
         # Digests are those of the rows before compression: see ValuePacker.pack_block.
         digested = sorted_rows if rows is before else before.take(taken)
         digests = list(map(crc32c, digested.to_pylist()))
-        rows, sizes, blocks, places = sorted_rows, sizes[order], blocks[order], places[order]
+        rows, sizes, blocks, partitions = sorted_rows, sizes[order], blocks[order], partitions[order]
         groups = groups[order]
         named: list[str] = tx_ids.take(taken).to_pylist()
         asked = named
@@ -213,13 +213,13 @@ class TransactionRows:
         listed, where = sizes.tolist(), numbers[order].tolist()
         offsets, data = offsets_of(rows), memoryview(rows.buffers()[2])
         ends = [*(np.flatnonzero(np.diff(blocks)) + 1).tolist(), len(blocks)]
-        changes = (np.flatnonzero((np.diff(places) != 0) | (np.diff(blocks) != 0)) + 1).tolist()
+        changes = (np.flatnonzero((np.diff(partitions) != 0) | (np.diff(blocks) != 0)) + 1).tolist()
         changes = [0, *changes, len(blocks)]
         begin = 0
         content: dict[tuple[str, int], Column] = {}
         for a, b in pairwise(changes):
             body = bytes(data[offsets[a] : offsets[b]])
-            content[self._topic, int(places[a])] = list(range(a - begin, b - begin)), listed[a:b], [body]
+            content[self._topic, int(partitions[a])] = list(range(a - begin, b - begin)), listed[a:b], [body]
             if b != ends[0]:
                 continue
             block = PrepareBlock(
@@ -238,11 +238,11 @@ class TransactionRows:
             begin, content = b, {}
             del ends[0]
 
-    def _groups_of(self, places: Integers) -> Integers:
+    def _groups_of(self, partitions: Integers) -> Integers:
         """The broker group of each row."""
         if self._group_of is None:
-            return np.zeros(len(places), np.int64)
-        found, which = np.unique(places, return_inverse=True)
+            return np.zeros(len(partitions), np.int64)
+        found, which = np.unique(partitions, return_inverse=True)
         groups: Integers = np.array([self._group_of(self._topic, int(p)) for p in found], np.int64)[which]
         return groups
 

@@ -37,13 +37,13 @@ def not_open(result: Sequence[Any], block: InquireBlock) -> Problems:
     if result[0] != ResultCode.OK:
         return problems_of(result, len(block.tx_ids))
     problems: Problems = {}
-    for place, row in enumerate(result[1]):
+    for i, row in enumerate(result[1]):
         standing = Standing(*row)
         state = standing.state
         if state == TransactionState.UNKNOWN.value or standing.home_group >= 0:
-            problems[place] = (ResultCode.UNKNOWN_TX, None)
+            problems[i] = (ResultCode.UNKNOWN_TX, None)
         elif state != TransactionState.PREPARE.value:
-            problems[place] = (ResultCode.DUPLICATE, state)
+            problems[i] = (ResultCode.DUPLICATE, state)
     return problems
 
 
@@ -111,12 +111,12 @@ def finish_decided(blocks: Sequence[DecisionBlock], problems: Problems) -> list[
     return again
 
 
-def _committed_again(block: DecisionBlock, own: Problems, places: Sequence[int], outcome: Outcome) -> None:
+def _committed_again(block: DecisionBlock, own: Problems, left_out: Sequence[int], outcome: Outcome) -> None:
     if not isinstance(outcome, Failure):  # else it was left out, as far as is known
-        for i, place in enumerate(places):
-            own.pop(place)
-            if i in outcome:
-                own[place] = outcome[i]
+        for n, i in enumerate(left_out):
+            own.pop(i)
+            if n in outcome:
+                own[i] = outcome[n]
     block.done(own)
 
 

@@ -25,7 +25,7 @@ from escrowmq.replication.format.ops import UNNUMBERED, PrepareExtra
 Problems = dict[int, tuple[int, Any]]
 Outcome = Problems | Failure
 #: A transaction's message: topic, partition, row.
-Placed = tuple[str, int, bytes]
+Encoded = tuple[str, int, bytes]
 #: Messages of one partition: the position of each one's transaction in the block, its size in bytes, its row;
 #: from a table, one row for all of them together (see ``single_rows``).
 Column = tuple[list[int], list[int], list[bytes]]
@@ -62,14 +62,14 @@ class PrepareBlock:
         tx_ids: Sequence[str],
         query_ids: Sequence[str],
         digests: Sequence[int],
-        content: dict[tuple[str, int], Column] | Placed,
+        content: dict[tuple[str, int], Column] | Encoded,
         size: int,
         given: bool = False,
     ) -> None:
         self.home_topic, self.home_group = home_topic, home_group
         self.timeout_ms, self.part = timeout_ms, part
         self.tx_ids, self.query_ids, self.digests = tx_ids, query_ids, digests
-        self.single: Placed | None = None
+        self.single: Encoded | None = None
         self._columns: dict[tuple[str, int], Column] | None = None
         if type(content) is tuple:
             self.single = content
@@ -98,7 +98,7 @@ class PrepareBlock:
         self.newest_at: Sequence[int] = ()
         #: Number and digest, under the producer's claim. With a number it is one transaction, at home.
         self.numbered = NO_NUMBER
-        #: PRE_OFFSETS: places of a consumer group that this one transaction moves.
+        #: PRE_OFFSETS: committed offsets of a consumer group that this one transaction moves.
         self.offsets: tuple[bytes, ...] = ()
         self.on_timeout = ""
         #: Sent instead of the time last heard from the group; -1: send that time.
@@ -133,15 +133,15 @@ class PrepareBlock:
         if self.opened_at == self.newest_at:
             return set()
         pairs = zip(self.opened_at, self.newest_at, strict=True)
-        return {place for place, (opened, newest) in enumerate(pairs) if -1 < opened != newest}
+        return {i for i, (opened, newest) in enumerate(pairs) if -1 < opened != newest}
 
-    def take_opened(self, piece: PrepareBlock, places: Sequence[int]) -> None:
-        """Takes over home's answer to a piece of this block, which has the positions ``places`` in it."""
+    def take_opened(self, piece: PrepareBlock, chosen: Sequence[int]) -> None:
+        """Takes over home's answer to a piece of this block: the transactions at the positions ``chosen``."""
         if piece.opened_at:
             opened_at = list(self.opened_at) or [-1] * len(self.tx_ids)
             newest_at = list(self.newest_at) or [-1] * len(self.tx_ids)
-            for i, place in enumerate(places):
-                opened_at[place], newest_at[place] = piece.opened_at[i], piece.newest_at[i]
+            for n, i in enumerate(chosen):
+                opened_at[i], newest_at[i] = piece.opened_at[n], piece.newest_at[n]
             self.opened_at, self.newest_at = opened_at, newest_at
 
     def touching(self, topic: str) -> set[int]:
@@ -149,28 +149,28 @@ class PrepareBlock:
         hit = {tx for (name, _), column in self.columns.items() if name == topic for tx in column[0]}
         return hit.union(*(later[0] for (name, _), later in self.later.items() if name == topic))
 
-    def select(self, positions: Sequence[int]) -> PrepareBlock:
+    def select(self, chosen: Sequence[int]) -> PrepareBlock:
         """A block of some of these transactions, in the order given; its ``done`` is not set."""
-        place = {old: new for new, old in enumerate(positions)}
+        renumbered = {old: new for new, old in enumerate(chosen)}
         columns: dict[tuple[str, int], Column] = {}
         size = 0
         for name, column in self.columns.items():
             txs, sizes, _ = column
-            kept = [i for i, tx in enumerate(txs) if tx in place]
+            kept = [i for i, tx in enumerate(txs) if tx in renumbered]
             if kept:
                 rows = single_rows(column)
                 kept_sizes = [sizes[i] for i in kept]
-                columns[name] = ([place[txs[i]] for i in kept], kept_sizes, [rows[i] for i in kept])
+                columns[name] = ([renumbered[txs[i]] for i in kept], kept_sizes, [rows[i] for i in kept])
                 size += sum(kept_sizes)
-        later, later_size = select_later(self.later, place)
+        later, later_size = select_later(self.later, renumbered)
         block = PrepareBlock(
             self.home_topic,
             self.home_group,
             self.timeout_ms,
             self.part,
-            [self.tx_ids[i] for i in positions],
-            [self.query_ids[i] for i in positions],
-            [self.digests[i] for i in positions],
+            [self.tx_ids[i] for i in chosen],
+            [self.query_ids[i] for i in chosen],
+            [self.digests[i] for i in chosen],
             columns,
             size + later_size,
             self.given,
@@ -182,7 +182,7 @@ class PrepareBlock:
         block.participants, block.parts = self.participants, self.parts
         block.offsets, block.on_timeout = self.offsets, self.on_timeout
         if self.home_index:
-            block.home_index = [self.home_index[i] for i in positions]
+            block.home_index = [self.home_index[i] for i in chosen]
         return block
 
 
@@ -219,15 +219,15 @@ class DecisionBlock:
         self.deadline = 0.0
         self.done: Callable[[Outcome], None] = _ignore
 
-    def select(self, places: Sequence[int]) -> DecisionBlock:
+    def select(self, chosen: Sequence[int]) -> DecisionBlock:
         """A block of some of these transactions; its ``done`` is not set."""
         home_index = self.home_index
         return DecisionBlock(
             self.commit,
-            [self.tx_ids[i] for i in places],
-            None if home_index is None else [home_index[i] for i in places],
+            [self.tx_ids[i] for i in chosen],
+            None if home_index is None else [home_index[i] for i in chosen],
             self.home_group,
-            [self.newest_index[i] for i in places] if self.newest_index else (),
+            [self.newest_index[i] for i in chosen] if self.newest_index else (),
         )
 
     def key(self) -> tuple[bool, bool, int, bool]:

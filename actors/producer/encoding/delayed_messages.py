@@ -20,7 +20,7 @@ from escrowmq.replication.model import Message
 LIMIT_RETRY_AFTER_S = 5.0
 
 
-#: A transaction's message that is readable at its commit; see ``blocks.Placed``.
+#: A transaction's message that is readable at its commit; see ``blocks.Encoded``.
 Now = tuple[str, int, bytes]
 
 
@@ -118,7 +118,7 @@ _extend: Callable[[int, bytes], int] = google_crc32c.extend
 _TIME = struct.Struct(">q")
 
 
-def add_later(columns: LaterColumns, place: int, items: Iterable[Later]) -> int:
+def add_later(columns: LaterColumns, i: int, items: Iterable[Later]) -> int:
     """Adds a transaction's delayed messages; returns their size in bytes."""
     size = 0
     for topic, partition, row, time_ms, ordinal in items:
@@ -126,7 +126,7 @@ def add_later(columns: LaterColumns, place: int, items: Iterable[Later]) -> int:
         if column is None:
             column = columns[topic, partition] = ([], [], [], [], [])
         txs, sizes, rows, times, ordinals = column
-        txs.append(place)
+        txs.append(i)
         sizes.append(len(row))
         rows.append(row)
         times.append(time_ms)
@@ -142,18 +142,18 @@ def digest_with(digest: int, items: Iterable[Later]) -> int:
     return digest
 
 
-def select_later(columns: LaterColumns, place: dict[int, int]) -> tuple[LaterColumns, int]:
-    """The columns of some of a block's transactions, with their size in bytes. ``place``: from their
+def select_later(columns: LaterColumns, renumbered: dict[int, int]) -> tuple[LaterColumns, int]:
+    """The columns of some of a block's transactions, with their size in bytes. ``renumbered``: from their
     positions to those in the new block."""
     if not columns:
         return NONE_LATER, 0
     found: LaterColumns = {}
     size = 0
     for name, (txs, sizes, rows, times, ordinals) in columns.items():
-        kept = [i for i, tx in enumerate(txs) if tx in place]
+        kept = [i for i, tx in enumerate(txs) if tx in renumbered]
         if kept:
             found[name] = (
-                [place[txs[i]] for i in kept],
+                [renumbered[txs[i]] for i in kept],
                 [sizes[i] for i in kept],
                 [rows[i] for i in kept],
                 [times[i] for i in kept],

@@ -14,7 +14,7 @@ from typing import Any
 import google_crc32c
 
 from escrowmq.actors.producer.config import ProducerConfig
-from escrowmq.actors.producer.encoding.blocks import Column, Placed, PrepareBlock
+from escrowmq.actors.producer.encoding.blocks import Column, Encoded, PrepareBlock
 from escrowmq.actors.producer.encoding.delayed_messages import (
     Later,
     add_later,
@@ -117,12 +117,12 @@ class Encoder:
             raise MessageTooLarge(len(row), self._config.message_bytes_max)
         return partition, row
 
-    def place(
+    def encode(
         self, messages: Sequence[Message], tx_id: str, later: list[Later] | None = None
-    ) -> tuple[list[Placed], int]:
+    ) -> tuple[list[Encoded], int]:
         """A transaction's messages with their partitions and rows, and the total size in bytes. Delayed ones
         are added to ``later``, which has those that the transaction has already; None: there can be none."""
-        placed: list[Placed] = []
+        encoded: list[Encoded] = []
         delayed: list[tuple[Message, int, bytes]] | None = None
         total = 0
         limit = self._config.message_bytes_max
@@ -141,17 +141,17 @@ class Encoder:
                 raise MessageTooLarge(len(row), limit)
             total += len(row)
             if message.delay_s is None and message.deliver_at is None:
-                placed.append((topic, partition, row))
+                encoded.append((topic, partition, row))
             else:
                 delayed = [] if delayed is None else delayed
                 delayed.append((message, partition, row))
         if total > self._config.transaction_bytes_max:
             raise MessageTooLarge(total, self._config.transaction_bytes_max)
         if delayed:
-            self._place_later(delayed, later)
-        return placed, total
+            self._encode_later(delayed, later)
+        return encoded, total
 
-    def _place_later(self, delayed: Sequence[tuple[Message, int, bytes]], later: list[Later] | None) -> None:
+    def _encode_later(self, delayed: Sequence[tuple[Message, int, bytes]], later: list[Later] | None) -> None:
         """Adds all of them or, if one is refused, none."""
         time_of, start = (takes_none, 0) if later is None else (self.time_of, len(later))
         added = [
@@ -171,19 +171,19 @@ class Encoder:
         self,
         tx_id: str,
         query_id: str,
-        placed: Sequence[Placed],
+        encoded: Sequence[Encoded],
         size: int,
         timeout_ms: int,
         given_id: bool,
         later: Sequence[Later] = (),
         home_group: int | None = None,
     ) -> TxPlan:
-        """The blocks of one transaction, from :meth:`place`. Its home is ``home_group``, or where its first
+        """The blocks of one transaction, from :meth:`encode`. Its home is ``home_group``, or where its first
         message goes; one that is not delayed, if there is one."""
-        home_topic = (placed or later)[0][0]
-        if len(placed) == 1 and not later and home_group is None:  # by far the most frequent case
-            row = placed[0][2]
-            home = self.group_of(home_topic, placed[0][1])
+        home_topic = (encoded or later)[0][0]
+        if len(encoded) == 1 and not later and home_group is None:  # by far the most frequent case
+            row = encoded[0][2]
+            home = self.group_of(home_topic, encoded[0][1])
             single = PrepareBlock(
                 home_topic,
                 -1,
@@ -192,14 +192,14 @@ class Encoder:
                 (tx_id,),
                 (query_id,),
                 (crc32c(row),),
-                placed[0],
+                encoded[0],
                 size,
                 given_id,
             )
             self.pack_block(single)
             return TxPlan(tx_id, query_id, home_topic, (home,), single, None, size, given_id)
-        by_group: dict[int, list[Placed | Later]] = {} if home_group is None else {home_group: []}
-        for item in together(placed, later):
+        by_group: dict[int, list[Encoded | Later]] = {} if home_group is None else {home_group: []}
+        for item in together(encoded, later):
             by_group.setdefault(self.group_of(item[0], item[1]), []).append(item)
         groups = tuple(by_group)
         header = (home_topic, timeout_ms, tx_id, query_id, given_id)
@@ -214,7 +214,7 @@ class Encoder:
         first = parts[groups[0]]
         announce(parts, groups)
         # The digest that the home group remembers with the id covers all of its content, in all groups.
-        first[0].digests = (digest_with(digest_of(row for _, _, row in placed), later),)
+        first[0].digests = (digest_with(digest_of(row for _, _, row in encoded), later),)
         for blocks in parts.values():
             for block in blocks:  # last: parts and digests must not depend on what compression makes of them
                 self.pack_block(block)
@@ -309,7 +309,7 @@ def _not_encoded(topic: str, error: Exception) -> InvalidMessage:
     return InvalidMessage(f"message to {topic!r} cannot be encoded: {error}")
 
 
-def _split(items: Sequence[Placed | Later], part_bytes: int) -> Iterable[Sequence[Placed | Later]]:
+def _split(items: Sequence[Encoded | Later], part_bytes: int) -> Iterable[Sequence[Encoded | Later]]:
     """Runs of messages of at most ``part_bytes`` (or a single message); nearly always just one run."""
     start = size = 0
     for at, item in enumerate(items):
@@ -330,7 +330,7 @@ def digest_of(rows: Iterable[bytes]) -> int:
 
 
 def _block_with_later(
-    header: tuple[str, int, str, str, bool], home_group: int, number: int, items: Sequence[Placed | Later]
+    header: tuple[str, int, str, str, bool], home_group: int, number: int, items: Sequence[Encoded | Later]
 ) -> PrepareBlock:
     later = [item for item in items if isinstance(item, Later)]
     block = _block(header, home_group, number, [item for item in items if not isinstance(item, Later)])

@@ -183,16 +183,18 @@ class Columns:
         assert self.keys is not None
         keys, count = self.keys[start:end], self._count
         if self._all_keyed:
-            places = [digest % count for digest in map(crc32c, keys)]  # type: ignore[arg-type]
+            partitions = [digest % count for digest in map(crc32c, keys)]  # type: ignore[arg-type]
         else:
             other = gathers()  # known before rows are sorted, so that all of a partition keep their order
-            places = [other if key is None else crc32c(key) % count for key in keys]
-        of: dict[int, tuple[list[bytes], array[int]]] = {place: ([], array("q")) for place in set(places)}
-        for number, place, row in zip(range(start, end), places, rows, strict=True):
-            mine = of[place]
+            partitions = [other if key is None else crc32c(key) % count for key in keys]
+        of: dict[int, tuple[list[bytes], array[int]]] = {one: ([], array("q")) for one in set(partitions)}
+        for number, partition, row in zip(range(start, end), partitions, rows, strict=True):
+            mine = of[partition]
             mine[0].append(row)
             mine[1].append(number)
-        return [Run(place, mine, numbers, sum(map(len, mine))) for place, (mine, numbers) in of.items()]
+        return [
+            Run(partition, mine, numbers, sum(map(len, mine))) for partition, (mine, numbers) in of.items()
+        ]
 
 
 def _length(headers: msgspec.Raw | None) -> int:

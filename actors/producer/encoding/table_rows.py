@@ -110,17 +110,17 @@ class TableRows:
         if self._pack is not None:
             rows = self._pack(rows)
         numbers = np.arange(start, start + len(values), dtype=np.int64)
-        places = self._places(keys, offsets_of(rows), gathers)
-        first = int(places[0])
-        if (places != first).any():
-            order = np.argsort(places, kind="stable")
-            rows, places, numbers = rows.take(pa.array(order)), places[order], numbers[order]
+        partitions = self._partitions_of(keys, offsets_of(rows), gathers)
+        first = int(partitions[0])
+        if (partitions != first).any():
+            order = np.argsort(partitions, kind="stable")
+            rows, partitions, numbers = rows.take(pa.array(order)), partitions[order], numbers[order]
         offsets, data = offsets_of(rows), memoryview(rows.buffers()[2])
         sizes = np.diff(offsets)
-        cuts = [0, *(np.flatnonzero(np.diff(places)) + 1).tolist(), len(places)]
+        cuts = [0, *(np.flatnonzero(np.diff(partitions)) + 1).tolist(), len(partitions)]
         return [
             Run(
-                None if places[a] < 0 else int(places[a]),
+                None if partitions[a] < 0 else int(partitions[a]),
                 [bytes(data[offsets[a] : offsets[b]])],
                 _numbers(numbers[a:b]),
                 int(offsets[b] - offsets[a]),
@@ -129,7 +129,7 @@ class TableRows:
             for a, b in pairwise(cuts)
         ]
 
-    def _places(
+    def _partitions_of(
         self, keys: pa.Array | None, offsets: NDArray[np.int32], gathers: Callable[[], int]
     ) -> Integers:
         """The partition of each row; below 0: any, and a higher number after about each request."""
@@ -138,14 +138,14 @@ class TableRows:
             return np.full(count, self._partition, np.int64)
         if keys is None:
             before = (offsets[:-1] - offsets[0]).astype(np.int64)
-            places: Integers = before // self._config.request_bytes - ANY
-            return places
+            partitions: Integers = before // self._config.request_bytes - ANY
+            return partitions
         hashes: Integers = np.fromiter(map(crc32c, keys.drop_null().to_pylist()), np.int64)
         hashes %= self._count
         if keys.null_count:  # these are known before rows are sorted, so that all keep their order
-            places = np.full(count, gathers(), np.int64)
-            places[keys.is_valid().to_numpy(zero_copy_only=False)] = hashes
-            return places
+            partitions = np.full(count, gathers(), np.int64)
+            partitions[keys.is_valid().to_numpy(zero_copy_only=False)] = hashes
+            return partitions
         return hashes
 
 

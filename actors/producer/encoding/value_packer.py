@@ -52,10 +52,10 @@ class ValuePacker:
         columns = [(sizes, rows) for _, sizes, rows in block.columns.values()]
         columns += [(later[1], later[2]) for later in block.later.values()]
         for sizes, rows in columns:
-            for place, row in enumerate(rows):
+            for i, row in enumerate(rows):
                 made = self.pack(row)
                 if made is not row:
-                    rows[place], sizes[place] = made, len(made)
+                    rows[i], sizes[i] = made, len(made)
                     block.size += len(made) - len(row)
 
 

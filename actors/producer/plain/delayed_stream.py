@@ -57,11 +57,11 @@ class DelayedEnding(Ending):
 
     def metadata(self, number: int) -> RecordMetadata:
         """See ``Ending``."""
-        place = number - self.start
-        time_ms = effective_time(self._times[place], self._timestamp)
-        found = ScheduleId(
-            self._topic, self._partition, time_ms, self._owner, self._first_ordinal + place
-        ).text(self._cluster_id)
+        i = number - self.start
+        time_ms = effective_time(self._times[i], self._timestamp)
+        found = ScheduleId(self._topic, self._partition, time_ms, self._owner, self._first_ordinal + i).text(
+            self._cluster_id
+        )
         return RecordMetadata(self._topic, self._partition, NO_OFFSET, self._timestamp, time_ms, found)
 
     def schedule_id(self, number: int) -> str | None:

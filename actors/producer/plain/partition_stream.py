@@ -139,7 +139,7 @@ class PartitionStream:
         self._again: Batch | None = None  # to be sent before anything else
 
     def begin_at(self, epoch: int) -> None:
-        """Before anything is sent: an earlier stream of this place may have used all epochs below."""
+        """Before anything is sent: an earlier stream into this partition may have used all epochs below."""
         self.epoch = max(self.epoch, epoch)
 
     def add(self, parcel: RecordBatch, now: float) -> None:
@@ -173,8 +173,8 @@ class PartitionStream:
         batch = self._begin(bytes_max)
         if topic_id != NO_ID and batch.topic_id is None:
             batch.topic_id = topic_id
-        place = self.topic, self.partition, self._producer, self.epoch, self.next_seq
-        frame = ops.message(*place, batch.rows, heard_ms, batch.topic_id or NO_ID, batch.count)
+        stream = self.topic, self.partition, self._producer, self.epoch, self.next_seq
+        frame = ops.message(*stream, batch.rows, heard_ms, batch.topic_id or NO_ID, batch.count)
         return frame, batch
 
     def _begin(self, bytes_max: int) -> Batch:

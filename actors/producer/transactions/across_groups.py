@@ -125,57 +125,57 @@ class _Again:
         self._left = 0  # pieces and inquiries under way
         self._any_prepared = False
 
-    def watch(self, block: PrepareBlock, places: Sequence[int]) -> None:
-        """Makes ``block``, whose transactions have the positions ``places`` in the whole block, report
+    def watch(self, block: PrepareBlock, chosen: Sequence[int]) -> None:
+        """Makes ``block``, whose transactions are at the positions ``chosen`` in the whole block, report
         here."""
         self._left += 1
-        block.done = lambda outcome: self._tried(block, places, outcome)
+        block.done = lambda outcome: self._tried(block, chosen, outcome)
 
-    def _tried(self, block: PrepareBlock, places: Sequence[int], outcome: Outcome) -> None:
+    def _tried(self, block: PrepareBlock, chosen: Sequence[int], outcome: Outcome) -> None:
         if isinstance(outcome, Failure):
             self._failures.append(outcome)
             self._ended_one()
             return
-        self._any_prepared |= len(outcome) < len(places)
+        self._any_prepared |= len(outcome) < len(chosen)
         self._block.perhaps_open |= block.perhaps_open
         if block is not self._block:
-            self._block.take_opened(block, places)
+            self._block.take_opened(block, chosen)
         now = self._sender.clock()
         waiting, stale = [], []
-        for i, problem in outcome.items():
-            code = ResultCode(problem[0])
+        for n, problem in outcome.items():
+            i, code = chosen[n], ResultCode(problem[0])
             if code is ResultCode.STALE and self._block.home_index and now < self._stale_until:
-                stale.append(places[i])
+                stale.append(i)
             elif now < self._until.get(code, now):
-                waiting.append(places[i])
+                waiting.append(i)
             else:
-                self._problems[places[i]] = problem
+                self._problems[i] = problem
         if waiting:
             again = self._block.select(sorted(waiting))
             self.watch(again, sorted(waiting))
             self._sender.call_later(LIMIT_RETRY_S, lambda: self._sender.enqueue(self._gid, again))
         if stale:
-            heard_ms: int = min(outcome[i][1] for i in outcome if places[i] in stale)
+            heard_ms: int = min(outcome[n][1] for n in outcome if chosen[n] in stale)
             self._ask_home(sorted(stale), heard_ms)
         self._ended_one()
 
-    def _ask_home(self, places: list[int], heard_ms: int) -> None:
+    def _ask_home(self, chosen: list[int], heard_ms: int) -> None:
         """The branch group has forgotten transactions since this client last heard from it (or the client
         never did). Branches may be sent again if home, asked after that refusal, still has them open: a
         branch is settled after home has decided, so none of these was settled before ``heard_ms``. A later
         time must not be sent."""
         whole = self._block
-        question = InquireBlock([whole.tx_ids[i] for i in places], [whole.home_index[i] for i in places])
-        question.done = partial(self._home_said, places, heard_ms)
+        question = InquireBlock([whole.tx_ids[i] for i in chosen], [whole.home_index[i] for i in chosen])
+        question.done = partial(self._home_said, chosen, heard_ms)
         self._left += 1
         self._sender.enqueue(whole.home_group, question)
 
-    def _home_said(self, places: list[int], heard_ms: int, outcome: Outcome) -> None:
+    def _home_said(self, chosen: list[int], heard_ms: int, outcome: Outcome) -> None:
         if isinstance(outcome, Failure):
-            self._problems.update((i, (ResultCode.STALE, None)) for i in places)
+            self._problems.update((i, (ResultCode.STALE, None)) for i in chosen)
         else:
-            self._problems.update((places[i], problem) for i, problem in outcome.items())
-            still = [place for i, place in enumerate(places) if i not in outcome]
+            self._problems.update((chosen[n], problem) for n, problem in outcome.items())
+            still = [i for n, i in enumerate(chosen) if n not in outcome]
             if still:
                 again = self._block.select(still)
                 again.heard_ms = heard_ms
@@ -195,8 +195,8 @@ class StagedPrepare:
     """Prepares transactions that go to the same groups, in stages: home part by part, then the other groups
     in parallel, also part by part. What one stage refuses is left out of the next.
 
-    Results, to be read in ``ended``: ``problems`` by place, and ``failure`` if a stage had no answer; then
-    all transactions without a problem may be open, in every group of ``touched``. ``home_index``: by place,
+    Results, to be read in ``ended``: ``problems`` by position, and ``failure`` if a stage had no answer; then
+    all transactions without a problem may be open, in every group of ``touched``. ``home_index``: for each,
     -1 unless home has opened the transaction, and ``newest_index``: its newest PREPARE there. ``tracked``:
     home has told that, of transactions with branches, so it makes sure that they follow.
     """
@@ -218,9 +218,9 @@ class StagedPrepare:
         self.tx_ids, self.tracked = first.tx_ids, False
         self.home_index = [-1] * len(self.tx_ids)
         self.newest_index = [-1] * len(self.tx_ids)
-        self.repeated: set[int] = set()  # places of transactions that home already had open
-        self._perhaps_open: set[int] = set()  # places that home refused, after an attempt without an answer
-        self._at_home: set[int] = set()  # places of transactions that home has open
+        self.repeated: set[int] = set()  # positions of transactions that home already had open
+        self._perhaps_open: set[int] = set()  # those that home refused, after an attempt without an answer
+        self._at_home: set[int] = set()  # those that home has open
         self.problems: Problems = {}
         self.failure: Failure | None = None
         self.touched: dict[int, None] = {}
@@ -229,94 +229,94 @@ class StagedPrepare:
         self._began = sender.clock()
         self._left = 0
 
-    def places(self) -> list[int]:
-        """Places that nothing has refused."""
+    def accepted(self) -> list[int]:
+        """Positions of the transactions that nothing has refused."""
         return [i for i in range(len(self.tx_ids)) if i not in self.problems]
 
-    def left_open(self, place: int) -> bool:
+    def left_open(self, i: int) -> bool:
         """Whether a refused transaction with the application's own id is left open, for the next caller with
         that id or for the check. A rollback would use up the id because of a refusal that may pass, or take
         it from someone else. It may also be open if home has refused it, but had not answered an earlier
         attempt."""
-        code, _ = self.problems[place]
-        if place not in self._at_home:
-            return place in self._perhaps_open and may_be_open(code)
-        return code in PASSING or place in self.repeated
+        code, _ = self.problems[i]
+        if i not in self._at_home:
+            return i in self._perhaps_open and may_be_open(code)
+        return code in PASSING or i in self.repeated
 
-    def refused_by_home(self, place: int) -> bool:
+    def refused_by_home(self, i: int) -> bool:
         """Whether home has refused this attempt's first PREPARE, so that nothing of this attempt is open.
 
         What is open under an id of the application then is another attempt's. That one may be running its
         local transaction, so it must not be rolled back.
         """
-        return place not in self._at_home and self.home_index[place] < 0
+        return i not in self._at_home and self.home_index[i] < 0
 
     def next_stage(self) -> None:
         """Sends the next stage, or finishes."""
-        places = self.places()
-        if not places or self.failure is not None:
+        accepted = self.accepted()
+        if not accepted or self.failure is not None:
             self._ended(self)
             return
         if not self._stages:
-            self._look_at_home(places)
+            self._look_at_home(accepted)
             return
         stage = self._stages.pop(0)
         self._left = len(stage)
         for gid, whole in stage:
             self.touched[gid] = None
-            block = whole if len(places) == len(self.tx_ids) else whole.select(places)
+            block = whole if len(accepted) == len(self.tx_ids) else whole.select(accepted)
             if gid != self.home:
-                block.home_index = [self.home_index[place] for place in places]
-            answered = partial(self._answered, gid, block, places)
+                block.home_index = [self.home_index[i] for i in accepted]
+            answered = partial(self._answered, gid, block, accepted)
             prepare_block(self._sender, gid, block, answered, self._limit_wait_s)
 
-    def _answered(self, gid: int, block: PrepareBlock, places: Sequence[int], outcome: Outcome) -> None:
+    def _answered(self, gid: int, block: PrepareBlock, chosen: Sequence[int], outcome: Outcome) -> None:
         self._left -= 1
         if isinstance(outcome, Failure):
             if self.failure is None or self.failure.nothing_done:  # an unknown outcome is the worst
                 self.failure = outcome
         else:
-            self.any_prepared |= len(outcome) < len(places)
-            for i, problem in outcome.items():
-                self.problems.setdefault(places[i], problem)
+            self.any_prepared |= len(outcome) < len(chosen)
+            for n, problem in outcome.items():
+                self.problems.setdefault(chosen[n], problem)
             if gid == self.home:
-                self._take_home(block, places, outcome)
+                self._take_home(block, chosen, outcome)
         if self._left == 0:
             self.next_stage()
 
-    def _take_home(self, block: PrepareBlock, places: Sequence[int], refused: Problems) -> None:
-        self._at_home.update(place for i, place in enumerate(places) if i not in refused)
+    def _take_home(self, block: PrepareBlock, chosen: Sequence[int], refused: Problems) -> None:
+        self._at_home.update(i for n, i in enumerate(chosen) if n not in refused)
         if block.perhaps_open:
-            self._perhaps_open.update(places[i] for i in refused)
+            self._perhaps_open.update(chosen[n] for n in refused)
         if not block.opened_at:
             return
         tracked = bool(block.participants)  # otherwise home tells this only because the ids are given
         self.tracked |= tracked
         if block.part == 0:
-            self.repeated.update(places[i] for i in block.repeated())
-        for i, place in enumerate(places):
-            if block.opened_at[i] < 0:
+            self.repeated.update(chosen[n] for n in block.repeated())
+        for n, i in enumerate(chosen):
+            if block.opened_at[n] < 0:
                 continue
-            self.newest_index[place] = block.newest_at[i]
+            self.newest_index[i] = block.newest_at[n]
             if tracked:
-                self.home_index[place] = block.opened_at[i]
+                self.home_index[i] = block.opened_at[n]
 
-    def _look_at_home(self, places: list[int]) -> None:
+    def _look_at_home(self, chosen: list[int]) -> None:
         """Everything is prepared. If that took long, a check may have decided meanwhile, and then branches
         that arrived later are rolled back: so home is asked, through its log."""
         if not self.tracked or self._sender.clock() - self._began < self._half_timeout_s:
             self._ended(self)
             return
-        question = InquireBlock([self.tx_ids[i] for i in places], [self.home_index[i] for i in places])
-        question.done = partial(self._looked, places)
+        question = InquireBlock([self.tx_ids[i] for i in chosen], [self.home_index[i] for i in chosen])
+        question.done = partial(self._looked, chosen)
         self._sender.enqueue(self.home, question)
 
-    def _looked(self, places: list[int], outcome: Outcome) -> None:
+    def _looked(self, chosen: list[int], outcome: Outcome) -> None:
         if isinstance(outcome, Failure):
             self.failure = Failure(FailureKind.UNKNOWN, outcome.detail, outcome.retry_after_s)
         else:
-            self.problems.update((places[i], problem) for i, problem in outcome.items())
-            self._at_home.difference_update(places[i] for i in outcome)
+            self.problems.update((chosen[n], problem) for n, problem in outcome.items())
+            self._at_home.difference_update(chosen[n] for n in outcome)
         self._ended(self)
 
 
@@ -432,9 +432,9 @@ class _Settled:
         if isinstance(outcome, Failure) or len(outcome) == len(block.tx_ids) or self._left == 0:
             self._done(self._told)
             return
-        places = [i for i in range(len(block.tx_ids)) if i not in outcome]
+        carried_out = [i for i in range(len(block.tx_ids)) if i not in outcome]
         for gid in self._gids[1:]:
-            branch = block if not outcome else block.select(places)
+            branch = block if not outcome else block.select(carried_out)
             branch = DecisionBlock(branch.commit, branch.tx_ids, branch.home_index, self._gids[0])
             branch.done = partial(self._branch_done, gid, branch)
             self._sender.enqueue(gid, branch)
@@ -442,9 +442,9 @@ class _Settled:
     def _branch_done(self, gid: int, branch: DecisionBlock, outcome: Outcome) -> None:
         if not isinstance(outcome, Failure):
             undone = {i for i, (code, _) in outcome.items() if code != ResultCode.DUPLICATE}
-            places = [i for i in range(len(branch.tx_ids)) if i not in undone]
-            if places:
-                followed = branch if not undone else branch.select(places)
+            done = [i for i in range(len(branch.tx_ids)) if i not in undone]
+            if done:
+                followed = branch if not undone else branch.select(done)
                 assert followed.home_index is not None
                 self._sender.enqueue(self._gids[0], DoneBlock(followed.tx_ids, followed.home_index, gid))
         self._left -= 1

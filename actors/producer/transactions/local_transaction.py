@@ -117,10 +117,10 @@ class Guards:
                 to_ask.setdefault(guard.ask, (guard, []))[1].append(at)
             elif guard.known is not wanted(at):
                 found[at] = guard.known
-        for guard, places in to_ask.values():
-            states = guard.states([tx_ids[at] for at in places])
+        for guard, asked in to_ask.values():
+            states = guard.states([tx_ids[at] for at in asked])
             found.update(
-                (at, state) for at, state in zip(places, states, strict=True) if state is not wanted(at)
+                (at, state) for at, state in zip(asked, states, strict=True) if state is not wanted(at)
             )
         return found
 

@@ -1,8 +1,8 @@
-"""Transactions that move places of a consumer group: their PRE_OFFSETS beside the blocks of their messages.
+"""Transactions that move a consumer group's committed offsets: PRE_OFFSETS beside the blocks of messages.
 
-They go to the group whose log has the places: with its part of the messages if there are any, else as one
+They go to the group whose log has these offsets: with its part of the messages if there are any, else as one
 more branch, or alone if the transaction has no message. The digest covers them, so that an id that is used
-again with other places is recognised.
+again with other offsets is recognised.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _extend: Callable[[int, bytes], int] = google_crc32c.extend
 def only_offsets(
     tx_id: str, query_id: str, work: GroupWork, gid: int, timeout_ms: int, given_id: bool
 ) -> TxPlan:
-    """The plan of a transaction without a message, and without its places yet. Its home topic is one that was
-    read."""
+    """The plan of a transaction without a message, and without its offsets yet. Its home topic is one that
+    was read."""
     block = PrepareBlock(work.topic, -1, timeout_ms, 0, (tx_id,), (query_id,), (0,), {}, 0, given_id)
     return TxPlan(tx_id, query_id, work.topic, (gid,), block, None, 0, given_id)
 
@@ -36,7 +36,7 @@ def first_block(plan: TxPlan) -> PrepareBlock:
 
 
 def with_offsets(plan: TxPlan, work: GroupWork, gid: int) -> None:
-    """Adds the places that the transaction moves. ``gid``: the group whose log has them."""
+    """Adds the committed offsets that the transaction moves. ``gid``: the group whose log has them."""
     frames, home = work.frames(), first_block(plan)
     if not frames:
         return

@@ -88,7 +88,7 @@ def prepare_problem(
     if code == ResultCode.UNKNOWN_TX:
         return UnknownTransaction(tx_id)
     if code in (ResultCode.OFFSETS_MOVED, ResultCode.OFFSETS_PENDING, ResultCode.GROUP_KIND):
-        return _of_places(code, info)
+        return _of_offsets(code, info)
     if code == ResultCode.TOO_MANY_IDS:
         text = f"the group already remembers {info} ids that applications gave, its limit; try again later"
         return Overloaded(text, LIMIT_RETRY_AFTER_S)
@@ -100,8 +100,8 @@ def prepare_problem(
     return InvalidMessage(f"transaction {tx_id!r} was refused: {ResultCode(code).name} {info!r}")
 
 
-def _of_places(code: int, info: Any) -> EscrowMQError:
-    """Why the places of a consumer group cannot be moved."""
+def _of_offsets(code: int, info: Any) -> EscrowMQError:
+    """Why the committed offsets of a consumer group cannot be moved."""
     if code == ResultCode.GROUP_KIND:
         return GroupKindMismatch(*info)
     group, topic, partition, *committed = info

@@ -50,8 +50,8 @@ class Transaction(TransactionBase):
     def send_offsets(
         self, reader: Reader | str, offsets: Mapping[TopicPartition, Span] | None = None
     ) -> None:
-        """The commit moves a consumer group's place too: so what is sent, and how far was read for it, count
-        together or not at all.
+        """The commit moves a consumer group's committed offsets too: so what is sent, and how far was read
+        for it, count together or not at all.
 
         ``reader``: a consumer with a group, for what its ``poll`` has returned since, in each partition up to
         the lowest record that was nacked. A nack is a part of this transaction, also behind this call, until
@@ -62,7 +62,7 @@ class Transaction(TransactionBase):
         partition) -> (from, to): the group's committed offset (-1: it has none), and the next one to read.
 
         Once, before ``prepare``, which raises OffsetsMoved if the group is no longer where the work began,
-        OffsetsPending if another open transaction holds its place, StaleMember if the consumer has lost a
+        OffsetsPending if another open transaction holds its offset, StaleMember if the consumer has lost a
         partition (as this does, if a ``poll`` has noticed it), GroupKindMismatch for a share group.
         """
         self._take_work(reader, offsets)

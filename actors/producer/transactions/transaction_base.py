@@ -15,7 +15,7 @@ from typing import NoReturn
 from escrowmq.actors.client.consumer_groups import TopicPartition
 from escrowmq.actors.client.group_work import GroupWork, Reader, Span, work_of
 from escrowmq.actors.producer.core import ProducerCore
-from escrowmq.actors.producer.encoding.blocks import Outcome, Placed
+from escrowmq.actors.producer.encoding.blocks import Encoded, Outcome
 from escrowmq.actors.producer.encoding.delayed_messages import Later, Named, by_message, ids_of, named
 from escrowmq.actors.producer.encoding.encoder import TxPlan, check_id, check_query_id
 from escrowmq.actors.producer.fence_name import FenceName
@@ -81,8 +81,8 @@ class TransactionBase:
     """What both interfaces share. Not thread-safe: a transaction belongs to one thread or task."""
 
     __slots__ = (
-        "_answer", "_core", "_decision", "_given_id", "_groups", "_home_index", "_later", "_local", "_named",
-        "_newest_index", "_one_way_commit", "_phase", "_placed", "_repeated", "_set_guard", "_size",
+        "_answer", "_core", "_decision", "_encoded", "_given_id", "_groups", "_home_index", "_later",
+        "_local", "_named", "_newest_index", "_one_way_commit", "_phase", "_repeated", "_set_guard", "_size",
         "_taken_up", "_timeout_ms", "_work", "query_id", "tx_id",
     )  # fmt: skip
 
@@ -108,7 +108,7 @@ class TransactionBase:
         self._phase, self._local = Phase.COLLECTING, local
         self._work: GroupWork | None = None
         self._decision: TransactionState | None = None
-        self._placed: list[Placed] = []
+        self._encoded: list[Encoded] = []
         self._later: list[Later] = []  # kept: see schedule_ids
         self._named: list[Named | None] = []  # of each message, see TransactionResult.schedule_ids
         self._size = 0
@@ -219,15 +219,15 @@ class TransactionBase:
             raise InvalidMessage(
                 f"transaction {self.tx_id!r} is {self._phase.text}: offsets are sent once, before prepare()"
             )
-        places, catalog = self._core.router.places, self._core.catalog
-        self._work = work_of(reader, offsets, places.id_of, catalog.partitions)
+        placement, catalog = self._core.router.placement, self._core.catalog
+        self._work = work_of(reader, offsets, placement.id_of, catalog.partitions)
 
     def _to_name(self) -> FenceName | None:
         """What must find out its fence's name before this transaction can be prepared; None: nothing."""
         naming = self._core.fence_name
         if naming is None or naming.ready or not self._local or self._phase is not Phase.COLLECTING:
             return None
-        return naming if self._placed or self._later or self._work is not None else None
+        return naming if self._encoded or self._later or self._work is not None else None
 
     def _raise_unnamed(self, error: BaseException) -> NoReturn:
         """That attempt has failed, and nothing was prepared here. But an earlier run of an id of the
@@ -244,13 +244,13 @@ class TransactionBase:
                 f"transaction {self.tx_id!r} is {self._phase.text}: messages are added before prepare()"
             )
         before = len(self._later)
-        placed, size = self._core.encoder.place(messages, self.tx_id, self._later)
+        encoded, size = self._core.encoder.encode(messages, self.tx_id, self._later)
         limit = self._core.config.transaction_bytes_max
         if self._size + size > limit:
             del self._later[before:]
             raise MessageTooLarge(self._size + size, limit)
         self._named += by_message(messages, self._later[before:])
-        self._placed += placed
+        self._encoded += encoded
         self._size += size
 
     def _plan(self) -> TxPlan | None:
@@ -263,7 +263,7 @@ class TransactionBase:
         work = self._work
         if work is not None:
             work.check()
-        if not (self._placed or self._later or (work is not None and work.places)):
+        if not (self._encoded or self._later or (work is not None and work.spans)):
             self._to(Phase.PREPARING)
             self._to(Phase.PREPARED)
             return None
@@ -271,7 +271,7 @@ class TransactionBase:
         if self._given_id and not self._core.running.begin_given(self.tx_id):
             raise TransactionRunning(self.tx_id, TransactionState.PREPARE.value)
         self._to(Phase.PREPARING)
-        self._placed = []
+        self._encoded = []
         self._groups = plan.groups
         if not self._given_id:
             self._core.running.made.add(self.tx_id)
@@ -280,8 +280,8 @@ class TransactionBase:
     def _made_plan(self, home_group: int | None = None) -> TxPlan:
         work = self._work
         ids, how = (self.tx_id, self.query_id), (self._timeout_ms, self._given_id)
-        if self._placed or self._later:
-            plan = self._core.encoder.plan(*ids, self._placed, self._size, *how, self._later, home_group)
+        if self._encoded or self._later:
+            plan = self._core.encoder.plan(*ids, self._encoded, self._size, *how, self._later, home_group)
         else:
             assert work is not None
             plan = only_offsets(*ids, work, work.gid(self._core.info.groups), *how)

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from escrowmq.actors.admin import group_places
+from escrowmq.actors.admin import group_offsets
 from escrowmq.actors.producer.encoding.block_answers import opened_at
 from escrowmq.replication.errors import (
     Closed,
@@ -37,13 +37,13 @@ def prepare(brokers, app, tx_id, topic, partitions=(0,), home=None):
     """Opens a transaction with one message per partition, in its groups, as a producer does."""
     by_group = {}
     for partition in partitions:
-        by_group.setdefault(brokers.place(topic, partition), []).append(partition)
+        by_group.setdefault(brokers.group_number(topic, partition), []).append(partition)
     home = next(iter(by_group)) if home is None else home
     row = codec.encode_row(None, b"value", None, tx_id)
     home_index = []
     for gid in sorted(by_group, key=lambda gid: gid != home):
         if len(by_group) == 1:
-            extra = None
+            extra = ops.NO_EXTRA
         elif gid == home:
             extra = ops.PrepareExtra(participants=sorted(set(by_group) - {home}), parts=1)
         else:
@@ -271,7 +271,7 @@ class TestTransactions:
 
 
 class TestGroups:
-    def test_members_places_and_lag(self, brokers, admin, unique, consumer_of):
+    def test_members_offsets_and_lag(self, brokers, admin, unique, consumer_of):
         topic, group = unique("t"), unique("g")
         admin.create_topic(topic, partitions=2)
         brokers.produce(topic, 0, [b"x"] * 10)
@@ -300,13 +300,13 @@ class TestGroups:
         assert most == 8
 
     def test_planted_one_at_a_time_is_found(self, brokers, admin, unique, monkeypatch):
-        monkeypatch.setattr(group_places, "AT_A_TIME", 1)
+        monkeypatch.setattr(group_offsets, "AT_A_TIME", 1)
         assert asked_at_once(brokers, admin, unique, monkeypatch) == 1
 
     def test_groups_are_described_in_the_order_asked_for_also_in_portions(
         self, brokers, admin, unique, monkeypatch
     ):
-        monkeypatch.setattr(group_places, "AT_A_TIME", 3)
+        monkeypatch.setattr(group_offsets, "AT_A_TIME", 3)
         topic, names = unique("t"), [unique("g") for _ in range(8)]
         admin.create_topic(topic, partitions=2)
         brokers.produce(topic, 1, [b"x"] * 9)

@@ -170,7 +170,7 @@ def sleeper(brokers: Brokers, admin: Admin, topic: str, group: str, consumer_of:
     return consumer
 
 
-def test_a_member_that_slept_does_not_bring_its_places_back(
+def test_a_member_that_slept_does_not_bring_its_offsets_back(
     brokers: Brokers, admin: Admin, topic: str, unique: Callable[[str], str], consumer_of: ConsumerOf
 ) -> None:
     group = unique("g")
@@ -178,7 +178,7 @@ def test_a_member_that_slept_does_not_bring_its_places_back(
     admin.delete_group(group)
     with pytest.raises(StaleMember):
         consumer.commit()
-    assert not any(place.committed for place in admin.describe_group(group).partitions)
+    assert not any(each.committed for each in admin.describe_group(group).partitions)
 
 
 def test_without_that_it_would_bring_them_back(
@@ -194,7 +194,7 @@ def test_without_that_it_would_bring_them_back(
     admin.delete_group(group)
     monkeypatch.setattr(GroupCoordinator, "is_void", lambda *args: False)
     consumer.commit()
-    assert [place.committed for place in admin.describe_group(group).partitions] == [5, None]
+    assert [each.committed for each in admin.describe_group(group).partitions] == [5, None]
 
 
 def test_a_deletion_that_arrives_late_does_nothing_to_a_group_that_is_used_again(
@@ -206,11 +206,11 @@ def test_a_deletion_that_arrives_late_does_nothing_to_a_group_that_is_used_again
     admin.delete_group(group)
     admin.reset_group(group, "earliest", topic)
 
-    def late(places: dict[str, dict[int, int]]) -> Any:
-        return result_of(admin._router.leader_call(gid, "group_delete", group, places, timeout_s=5.0), 5.0)
+    def late(seen: dict[str, dict[int, int]]) -> Any:
+        return result_of(admin._router.leader_call(gid, "group_delete", group, seen, timeout_s=5.0), 5.0)
 
     assert late({topic: {0: 10, 1: 10}}) == PlacesMoved()
-    assert [place.committed for place in admin.describe_group(group).partitions] == [0, 0]
+    assert [each.committed for each in admin.describe_group(group).partitions] == [0, 0]
     assert late({topic: {0: 0, 1: 0}}) is None
     assert late({topic: {0: 0, 1: 0}}) is None, "it stays deleted if the request is repeated"
     assert not isinstance(late({}), GroupLives)
@@ -235,7 +235,7 @@ def failed_group(running: Brokers, name: str) -> None:
         group.submit(share_ops.group_settings(name, {"kind": "share", "delays_ms": [60_000]}))
         for internal in (retry_topic(name), dead_topic(name)):
             group.submit(ops.create_topic(internal, {"partitions": len(running.groups)}, 0, 0))
-        (partition,) = (p for p in range(2) if running.place("orders", p) == gid)
+        (partition,) = (p for p in range(2) if running.group_number("orders", p) == gid)
         running.produce("orders", partition, [b"one", b"two"])
         group.submit(share_ops.share_create(name, "orders", partition, share_ops.EARLIEST, NO_ID))
         delays = [share_ops.BY_TABLE, share_ops.REJECT]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from escrowmq.actors.admin.admin import Admin
-from escrowmq.actors.admin.group_changes import PlaceReset
+from escrowmq.actors.admin.group_changes import OffsetReset
 from escrowmq.actors.consumer.consumer import Consumer
 from escrowmq.replication.errors import (
     ConfigError,
@@ -69,7 +69,7 @@ def test_a_group_reads_everything_again(
     brokers: Brokers, admin: Admin, topic: str, group: str, consumer_of: ConsumerOf
 ) -> None:
     planned = admin.plan_group_reset(group, "earliest")
-    assert planned == tuple(PlaceReset(topic, p, 10, 0, 0, 10) for p in (0, 1))
+    assert planned == tuple(OffsetReset(topic, p, 10, 0, 0, 10) for p in (0, 1))
     assert admin.describe_group(group).lag == 0, "a plan changes nothing"
     assert admin.reset_group(group, planned) == planned
     assert admin.describe_group(group).lag == 20
@@ -86,19 +86,19 @@ def test_one_partition_is_put_to_an_offset_and_the_other_stays(
 
 def test_a_time_is_the_first_message_at_or_after_it(admin: Admin, topic: str, group: str) -> None:
     long_ago, to_come = datetime(2001, 1, 1, tzinfo=UTC), datetime(2101, 1, 1)
-    assert [place.to for place in admin.reset_group(group, long_ago)] == [0, 0]
-    assert [place.to for place in admin.reset_group(group, to_come)] == [10, 10]
-    assert [place.committed for place in admin.describe_group(group).partitions] == [10, 10]
+    assert [each.to for each in admin.reset_group(group, long_ago)] == [0, 0]
+    assert [each.to for each in admin.reset_group(group, to_come)] == [10, 10]
+    assert [each.committed for each in admin.describe_group(group).partitions] == [10, 10]
 
 
-def test_a_group_that_has_read_nothing_gets_places_in_a_topic_that_is_named(
+def test_a_group_that_has_read_nothing_gets_offsets_in_a_topic_that_is_named(
     admin: Admin, topic: str, unique: Callable[[str], str]
 ) -> None:
     fresh = unique("g")
     with pytest.raises(UnknownGroup):
         admin.reset_group(fresh, "latest")
     admin.reset_group(fresh, "latest", topic)
-    assert [place.committed for place in admin.describe_group(fresh).partitions] == [10, 10]
+    assert [each.committed for each in admin.describe_group(fresh).partitions] == [10, 10]
 
 
 def test_live_members_are_not_overtaken(

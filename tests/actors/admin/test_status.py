@@ -173,7 +173,7 @@ def test_what_a_group_owes_to_others_and_waits_for_is_shown(wide: Brokers, admin
     topic, app = "orders", "shop"
     admin.create_topic(topic, partitions=2)
     wait_until(lambda: all(g.level == LEVEL_MAX for g in admin.status().groups), 10.0, "the highest level")
-    home_partition, branch_partition = sorted(range(2), key=lambda p: wide.place(topic, p))
+    home_partition, branch_partition = sorted(range(2), key=lambda p: wide.group_number(topic, p))
     row = codec.encode_row(None, b"value", None, "x")
 
     def part(partition: int) -> bytes:

@@ -23,10 +23,10 @@ def test_a_large_answer_is_in_memory_that_comes_back() -> None:
     second = buffers.join(parts(b"b", SIZE), SIZE)
     assert isinstance(second, bytes) and second == b"b" * SIZE, "none was free"
     assert first == b"a" * SIZE
-    place = first.obj
+    buffer = first.obj
     del first
     again = buffers.join(parts(b"c", SIZE - 1), SIZE - 1)
-    assert isinstance(again, memoryview) and again.obj is place and again == b"c" * (SIZE - 1)
+    assert isinstance(again, memoryview) and again.obj is buffer and again == b"c" * (SIZE - 1)
 
 
 @pytest.mark.parametrize("size", [0, 1, SHARED_BYTES_MIN - 1, SIZE + 1])

@@ -65,7 +65,7 @@ def test_the_next_part_is_asked_for_before_the_last_one_is_there(peer: PeerRay, 
     assert [pos for _, pos, _ in peer.asked] == [0, 300, 600, 900, 1000], "each part once"
 
 
-def test_another_place_and_another_file_are_read_as_asked(peer: PeerRay, peers: RayPeers) -> None:
+def test_another_position_and_another_file_are_read_as_asked(peer: PeerRay, peers: RayPeers) -> None:
     assert peers.read("1", "a.log", 0, 300) == FILE[:300]
     assert peers.read("1", "a.log", 100, 50) == FILE[100:150]
     assert peers.read("1", "b.log", 150, 20) == FILE[150:170]

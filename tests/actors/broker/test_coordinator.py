@@ -229,7 +229,7 @@ def test_a_claim_does_not_count_because_the_answer_to_the_first_was_lost():
         assert not joined.kept and not joined.held, "b may have read and committed there"
         assert joined.assignment.partitions == orders(0, 1, 2, 3)
     again = group.join("a", owned=orders(0, 1), generation=joined.assignment.generation)
-    assert again.kept == orders(0, 1), "it has taken the assignment over, and looked its places up"
+    assert again.kept == orders(0, 1), "it has taken the assignment over, and looked its offsets up"
 
 
 @pytest.mark.parametrize("fails_over", [True, False])
@@ -253,7 +253,7 @@ def test_planted_a_coordinator_that_ignores_the_generation_of_claims_is_found(mo
     assert group.join("a", owned=orders(0, 1), generation=generation).kept == orders(0, 1)
 
 
-def test_an_expired_member_that_nobody_replaced_keeps_its_place():
+def test_an_expired_member_that_nobody_replaced_keeps_its_partitions():
     group = Group()
     group.join("a", session_s=1.0)
     group.now += 5.0
@@ -349,7 +349,7 @@ def test_a_topic_that_was_created_again_is_let_go_and_given_anew():
     first = group.join("a").assignment.generation
     group.beat("a", first)
     group.created["orders"] += 1
-    assert not group.may_commit("a", first, 0), "its place is one in the topic before"
+    assert not group.may_commit("a", first, 0), "its offset is one in the topic before"
     told = group.beat("a", first)
     assert not told.partitions
     assert not group.may_commit("a", told.generation, 0)

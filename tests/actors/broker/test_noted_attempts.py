@@ -1,4 +1,4 @@
-"""A commit may say how often the message at its place has failed: who may say it, and how long it counts."""
+"""A commit may say how often the message at its offset has failed: who may say it, and how long it counts."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class Member:
         told = [] if attempts is None else [None, {TOPIC: attempts}]
         return self.call("commit_offsets", "g", "m", generation or self.generation, {TOPIC: offsets}, *told)
 
-    def attempts(self, *places: tuple[int, int]) -> Any:
-        return self.call("failed_attempts", "g", [(TOPIC, *place) for place in places])
+    def attempts(self, *offsets: tuple[int, int]) -> Any:
+        return self.call("failed_attempts", "g", [(TOPIC, *at) for at in offsets])
 
 
 @pytest.fixture
@@ -51,13 +51,13 @@ def member(cluster: InMemoryCluster) -> Member:
     return Member(cluster)
 
 
-def test_attempts_count_as_long_as_the_place_does(member: Member) -> None:
+def test_attempts_count_as_long_as_the_offset_does(member: Member) -> None:
     assert member.commit({0: 2, 1: 3}, {0: 4, 1: 1}) is None
     assert member.attempts((0, 2), (1, 3), (0, 1), (0, 3), (7, 0)) == [4, 1, 0, 0, 0]
     assert member.call("committed", "g", [TOPIC]) == {TOPIC: {0: 2, 1: 3}}
     assert member.commit({0: 3}, {0: 0}) is None
     assert member.attempts((0, 2), (0, 3), (1, 3)) == [0, 0, 1]
-    assert member.commit({1: 3}) is None, "the place is the same"
+    assert member.commit({1: 3}) is None, "the offset is the same"
     assert member.attempts((1, 3)) == [1]
 
 
@@ -89,7 +89,7 @@ def test_a_transaction_that_ends_where_it_began_forgets_nothing(
 
 
 @pytest.mark.parametrize("to", [2, "earliest"])
-def test_a_reset_begins_anew_also_at_the_same_place(
+def test_a_reset_begins_anew_also_at_the_same_offset(
     member: Member, cluster: InMemoryCluster, to: int | str
 ) -> None:
     assert member.commit({0: 2, 1: 0}, {0: 4, 1: 3}) is None
@@ -107,6 +107,6 @@ def test_only_who_holds_the_partition_may_say_it(member: Member) -> None:
 
 
 @pytest.mark.parametrize("attempts", [{1: 1}, {0: 1, 1: 1}, {}])
-def test_attempts_are_for_the_places_that_are_committed(member: Member, attempts: dict[int, int]) -> None:
+def test_attempts_are_for_the_offsets_that_are_committed(member: Member, attempts: dict[int, int]) -> None:
     assert isinstance(member.commit({0: 2}, attempts), GroupCallRefused)
     assert member.call("committed", "g", [TOPIC]) == {TOPIC: {}}

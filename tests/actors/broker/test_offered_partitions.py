@@ -1,4 +1,4 @@
-"""A member that lost a partition and is offered it again stands at an old place until it takes the offer
+"""A member that lost a partition and is offered it again stands at an old offset until it takes the offer
 over: others may have read on since, or the group was deleted. Its commits do not count before."""
 
 from typing import Any
@@ -15,7 +15,7 @@ def orders(*partitions: int) -> set[tuple[str, int]]:
     return {("orders", p) for p in partitions}
 
 
-def loses_its_place(group: Any, member: str = "a") -> int:
+def loses_its_partition(group: Any, member: str = "a") -> int:
     """The member expires, another one reads on and leaves. Returns the generation that it read under."""
     first: int = group.join(member).assignment.generation
     group.beat(member, first)
@@ -25,10 +25,10 @@ def loses_its_place(group: Any, member: str = "a") -> int:
     return first
 
 
-def commits_at_its_old_place(joins_again: int) -> bool:
+def commits_at_its_old_offset(joins_again: int) -> bool:
     """Whether it may, after ``joins_again`` more joins whose offers it has not taken over."""
     group = Group()
-    read_under = loses_its_place(group)
+    read_under = loses_its_partition(group)
     joined = group.join("a", owned=sorted(orders(0, 1, 2, 3)), generation=read_under)
     for _ in range(joins_again):
         joined = group.join("a", generation=joined.base)
@@ -40,7 +40,7 @@ def commits_at_its_old_place(joins_again: int) -> bool:
 
 @pytest.mark.parametrize("joins_again", [0, 1, 2])
 def test_a_member_commits_nothing_where_it_stood_before_it_lost_the_partition(joins_again: int) -> None:
-    assert not commits_at_its_old_place(joins_again)
+    assert not commits_at_its_old_offset(joins_again)
 
 
 def test_it_commits_what_it_kept_meanwhile() -> None:
@@ -57,7 +57,7 @@ def test_a_claim_under_a_generation_in_which_the_partition_was_only_offered_is_v
     """The member claims again what an earlier join has told is lost."""
     group = Group()
     owned = sorted(orders(0, 1, 2, 3))
-    joined = group.join("a", owned=owned, generation=loses_its_place(group))
+    joined = group.join("a", owned=owned, generation=loses_its_partition(group))
     for _ in range(3):
         joined = group.join("a", owned=owned, generation=joined.base)
         assert not joined.kept
@@ -68,4 +68,4 @@ def test_planted_a_coordinator_that_takes_an_offer_for_taken_over_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(GroupCoordinator, "_offered", lambda *args: frozenset())
-    assert commits_at_its_old_place(0)
+    assert commits_at_its_old_offset(0)

@@ -1,4 +1,4 @@
-"""Members that say who they are: their place waits for a session, and only the latest of an instance has
+"""Members that say who they are: their partitions wait for a session, and only the latest of an instance has
 it."""
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def test_one_that_was_gone_does_not_replace_its_successor(ends, claims):
     assert isinstance(group.join(a, claims), InstanceTaken), "also once the successor is gone"
 
 
-def test_one_that_was_gone_comes_back_if_nobody_took_its_place():
+def test_one_that_was_gone_comes_back_if_nobody_took_its_partitions():
     group, a = Group(), static_name("a", 1)
     for _ in range(2):
         group.settle(a)
@@ -156,7 +156,7 @@ def test_after_a_fail_over_the_earlier_one_of_two_does_not_come_back(first):
     assert group.given == {names[1]: {0, 1, 2, 3}}
 
 
-def test_a_place_in_a_topic_that_was_created_again_is_not_inherited():
+def test_an_offset_in_a_topic_that_was_created_again_is_not_inherited():
     group, a, again = Group(), static_name("a", 1), static_name("a", 2)
     group.settle(a)
     group.life += 1

@@ -11,7 +11,7 @@ import pytest
 from escrowmq.actors.client import catalog as catalogs
 from escrowmq.actors.client.catalog import FRESH_S, QUESTIONS_BY_NAME, QUESTIONS_S, TopicCatalog
 from escrowmq.actors.client.router import Router
-from escrowmq.actors.client.topic_places import TopicPlaces
+from escrowmq.actors.client.topic_placement import TopicPlacement
 from escrowmq.replication.errors import Closed, Unavailable, UnknownTopic
 from escrowmq.replication.model import TopicInfo
 
@@ -20,7 +20,7 @@ class Leader:
     """Stands for the router: questions stay open until the test answers them."""
 
     def __init__(self) -> None:
-        self.places = TopicPlaces(2)
+        self.placement = TopicPlacement(2)
         self.open: list[Future[Any]] = []
         self.asked: list[bool | list[str]] = []
         self.closed = False
@@ -53,7 +53,7 @@ def test_a_thousand_who_ask_at_once_cost_two_questions_for_the_topics_that_they_
     leader.open[1].set_result(named("t0", "t2", partitions=7))
     assert all(future.done() for future in futures)
     assert (catalog.partitions("t0"), catalog.partitions("t2")) == (7, 7)
-    assert leader.places.unheard(["t0", "t1", "t2"]) == {"t1"}
+    assert leader.placement.unheard(["t0", "t1", "t2"]) == {"t1"}
     assert catalog.unknown(["t0", "t1", "t2"]) == {"t1"} and len(leader.asked) == 2
 
 

@@ -9,7 +9,7 @@ import pytest
 from escrowmq.actors.admin.admin import Admin
 from escrowmq.actors.admin.topic_creation import spread_over
 from escrowmq.actors.client.router import Router
-from escrowmq.actors.client.topic_places import TopicPlaces
+from escrowmq.actors.client.topic_placement import TopicPlacement
 from escrowmq.actors.consumer.consumer import Consumer
 from escrowmq.actors.consumer.offsets import EARLIEST, LATEST, OffsetReader
 from escrowmq.actors.consumer.reader import PartitionReader
@@ -35,7 +35,7 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Brokers]:
 
 
 def hosts(admin: Admin, topic: str) -> list[int]:
-    return [place.group for place in admin.describe_topic(topic).partitions]
+    return [each.group for each in admin.describe_topic(topic).partitions]
 
 
 def write_and_read(
@@ -84,10 +84,10 @@ def test_a_new_topic_lies_where_its_creator_has_written(
     assert admin.create_topic(name, PARTITIONS).first_group == first
     assert hosts(admin, name) == [(first + number) % GROUPS for number in range(PARTITIONS)]
     found = write_and_read(three, name, producer_of, consumer_of)
-    ends = [place.end for place in admin.describe_topic(name).partitions]
+    ends = [each.end for each in admin.describe_topic(name).partitions]
     assert sum(ends) == 14 and all(ends) and len(found) == 14
     described = admin.describe_group(f"readers of {name}")
-    assert {place.lag for place in described.partitions} == {0}
+    assert {each.lag for each in described.partitions} == {0}
     assert admin.alter_topic(name, check_max=3).first_group == first
     plan = admin.plan_trim(name, 1, partition=0)
     other = admin_of(three)  # which has heard of nothing yet
@@ -103,7 +103,7 @@ def test_a_range_is_read_from_the_group_that_hosts_it(three: Brokers) -> None:
         offsets = OffsetReader(router)
         assert offsets.offsets([("ranged", 0, EARLIEST), ("ranged", 0, LATEST)], 10.0) == [0, 2]
         assert isinstance(offsets.offsets([("nowhere", 0, LATEST)], 10.0)[0], UnknownTopic)
-        gid = router.places.group_of("ranged", 0)
+        gid = router.placement.group_of("ranged", 0)
         with pytest.raises(ConfigError, match="which of the 3 broker groups"):
             PartitionReader(three.info, "ranged", 0, 0, 2, calls=ClientCalls(three))
         with PartitionReader(three.info, "ranged", 0, 0, 2, group=gid, calls=ClientCalls(three)) as reader:
@@ -137,15 +137,15 @@ def test_who_knows_a_topic_from_before_it_was_created_again_elsewhere_finds_it(
             producer.send(Message(name, b"told that it is gone")).result(20.0)
         for value in (b"second life", b"goes on"):
             producer.send(Message(name, value)).result(20.0)
-        # It is another topic, in which the group has no place.
+        # It is another topic, in which the group has no offset.
         wait_until(lambda: have_read(b"first life", b"second life", b"goes on"), 30.0, "all")
 
 
 def test_nobody_guesses_where_a_topic_lies_that_was_not_heard_of() -> None:
-    places = TopicPlaces(GROUPS)
-    assert places.unheard(["t"]) == {"t"}
+    placement = TopicPlacement(GROUPS)
+    assert placement.unheard(["t"]) == {"t"}
     with pytest.raises(UnknownTopic):
-        places.group_of("t", 0)
-    places.hear([info("t", first=2)])
-    assert [places.group_of("t", number) for number in range(4)] == [2, 0, 1, 2]
-    assert TopicPlaces(1).group_of("t", 5) == 0, "with one group there is nothing to know"
+        placement.group_of("t", 0)
+    placement.hear([info("t", first=2)])
+    assert [placement.group_of("t", number) for number in range(4)] == [2, 0, 1, 2]
+    assert TopicPlacement(1).group_of("t", 5) == 0, "with one group there is nothing to know"

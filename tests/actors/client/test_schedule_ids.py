@@ -36,10 +36,10 @@ def test_an_id_of_another_cluster_is_recognised() -> None:
         ScheduleId.parse(ONE.text("c1"), "c2")
 
 
-@pytest.mark.parametrize("place", range(len(ONE.text("c1"))))
-def test_a_wrong_character_anywhere_is_noticed(place: int) -> None:
+@pytest.mark.parametrize("at", range(len(ONE.text("c1"))))
+def test_a_wrong_character_anywhere_is_noticed(at: int) -> None:
     text = ONE.text("c1")
-    wrong = text[:place] + ("1" if text[place] != "1" else "2") + text[place + 1 :]
+    wrong = text[:at] + ("1" if text[at] != "1" else "2") + text[at + 1 :]
     with pytest.raises(InvalidMessage):
         ScheduleId.parse(wrong, "c1")
 

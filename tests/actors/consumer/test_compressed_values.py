@@ -1,4 +1,4 @@
-"""Compressed values at their readers: what was sent, or an error that names the place; and bounded memory."""
+"""Compressed values at readers: what was sent, or an error that names the offset; and bounded memory."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def rows_of_arrow(consumer: Consumer) -> list[Any]:
 
 @pytest.mark.parametrize("ask", [records, rows_of_arrow])
 @pytest.mark.parametrize("damage", DAMAGED)
-def test_damage_is_reported_with_its_place_after_everything_before_it(
+def test_damage_is_reported_with_its_offset_after_everything_before_it(
     cluster: InMemoryCluster, damage: str, ask: Callable[[Consumer], list[Any]]
 ) -> None:
     row, told = DAMAGED[damage]
@@ -203,7 +203,7 @@ def test_a_task_of_spark_that_wants_no_values_unpacks_none(monkeypatch: pytest.M
     ]
 
 
-def test_a_task_of_spark_names_the_place_of_damage() -> None:
+def test_a_task_of_spark_names_the_offset_of_damage() -> None:
     rows = [packed_row(TEXT), DAMAGED["another value"][0]]
     stretch = Stretch([(5, 2, 1, sum(map(len, rows)))], memoryview(b"".join(rows)))
     found = record_batches("t", 1, [stretch], RowFormat())

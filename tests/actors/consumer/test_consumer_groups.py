@@ -133,7 +133,7 @@ def test_a_deleted_topic_leaves_the_assignment(brokers, topic, unique, consumer_
     settle([consumer], lambda: len(consumer.assignment()) == 4)
 
 
-def test_a_place_beyond_the_end_is_not_committed(brokers, topic, unique, consumer_of):
+def test_an_offset_beyond_the_end_is_not_committed(brokers, topic, unique, consumer_of):
     """Nor is a position that was sought: the group would silently skip what comes next."""
     brokers.produce(topic, 0, numbered(0, 3))
     consumer = consumer_of(brokers, group=unique("g"), topics=[topic])

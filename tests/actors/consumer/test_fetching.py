@@ -369,7 +369,7 @@ def test_a_call_that_was_replaced_harms_nobody_by_its_silence_or_error():
     assert (state.in_flight, state.turn, state.troubled_since) == (token, 0, None)
 
 
-def test_calls_park_briefly_while_places_change_faster_than_they_end():
+def test_calls_park_briefly_while_slots_change_faster_than_they_end():
     """So that there is always a call for whoever goes back."""
     parks = Parks()
     for turn in range(100):

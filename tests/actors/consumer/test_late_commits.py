@@ -1,4 +1,4 @@
-"""Commits that come late never put a group's place back: delayed on the way, at the broker, in a thread."""
+"""Commits that come late never put a group's offset back: delayed on the way, at the broker, in a thread."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Delayed:
 def late_copy(
     brokers: Brokers, topic: str, name: str, consumer_of: ConsumerOf, monkeypatch: pytest.MonkeyPatch
 ) -> int:
-    """The place after a commit of 3 was repeated, 6 was committed, and the first copy of 3 came at last."""
+    """The offset after a commit of 3 was repeated, 6 was committed, and the first copy of 3 came at last."""
     brokers.produce(topic, 0, numbered(0, 10))
     delayed = Delayed(brokers, monkeypatch)
     consumer = consumer_of(brokers, group=name, topics=[topic])
@@ -62,18 +62,18 @@ def late_copy(
     consumer.commit()
     assert consumer.committed(topic, 0) == 6
     delayed.let_go()
-    place = consumer.committed(topic, 0)
-    assert place is not None
+    committed = consumer.committed(topic, 0)
+    assert committed is not None
     assert [record.offset for record in read(consumer, 4)] == [6, 7, 8, 9], "and nothing is read twice"
     consumer.commit()
     assert consumer.committed(topic, 0) == 10
-    return place
+    return committed
 
 
 def test_a_copy_of_a_repeated_commit_that_comes_late_does_nothing(
     brokers: Brokers, topic: str, unique: Any, consumer_of: ConsumerOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Formerly it was carried out: a consumer that then started from the group's place read everything
+    """Formerly it was carried out: a consumer that then started from the group's offset read everything
     again."""
     assert late_copy(brokers, topic, unique("g"), consumer_of, monkeypatch) == 6
 
@@ -108,7 +108,7 @@ def test_commits_of_one_consumer_are_made_one_after_the_other(
 
     monkeypatch.setattr(consumer.core.committer, "_send", slowly)
     with ThreadPoolExecutor(4) as pool:
-        for future in [pool.submit(consumer.commit, {(topic, 0): place}) for place in (3, 4, 5, 6)]:
+        for future in [pool.submit(consumer.commit, {(topic, 0): offset}) for offset in (3, 4, 5, 6)]:
             future.result(20.0)
     assert most == 1
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from escrowmq.actors.broker.group_service import GroupService, PlacesUnderWay
-from escrowmq.actors.client.consumer_groups import FIRST_PLACES, coordinator_group
+from escrowmq.actors.broker.group_service import CommitsUnderWay, GroupService
+from escrowmq.actors.client.consumer_groups import FIRST_OFFSETS, coordinator_group
 from escrowmq.actors.consumer.config import ConsumerConfig
 from escrowmq.actors.consumer.consumer import Consumer
 from escrowmq.actors.consumer.offsets import OffsetReader
@@ -38,7 +38,7 @@ def test_what_is_sent_before_the_first_poll_is_delivered(
     assert sorted(values(read(consumer, 2))) == [b"new", b"other"]
 
 
-def test_a_consumer_that_dies_before_its_first_commit_has_kept_the_groups_place(
+def test_a_consumer_that_dies_before_its_first_commit_has_kept_the_groups_offset(
     brokers: Brokers, topic: str, group: str, consumer_of: ConsumerOf
 ) -> None:
     brokers.produce(topic, 0, [b"old"])
@@ -50,7 +50,7 @@ def test_a_consumer_that_dies_before_its_first_commit_has_kept_the_groups_place(
     assert values(read(consumer_of(brokers, group=group, topics=[topic], **LATEST), 2)) == [b"new", b"newer"]
 
 
-def test_places_that_a_group_has_stay_as_they_are(
+def test_offsets_that_a_group_has_stay_as_they_are(
     brokers: Brokers, topic: str, group: str, consumer_of: ConsumerOf
 ) -> None:
     brokers.produce(topic, 0, numbered(0, 5))
@@ -62,7 +62,7 @@ def test_places_that_a_group_has_stay_as_they_are(
     assert values(read(consumer, 3)) == numbered(2, 5)
 
 
-def test_a_group_with_all_its_places_asks_for_no_ends(
+def test_a_group_with_all_its_offsets_asks_for_no_ends(
     brokers: Brokers, topic: str, group: str, consumer_of: ConsumerOf
 ) -> None:
     consumer_of(brokers, group=group, topics=[topic], **LATEST).close()
@@ -71,7 +71,7 @@ def test_a_group_with_all_its_places_asks_for_no_ends(
     assert not {"offsets", "commit_offsets"} & {method for _, _, method in brokers.asked}
 
 
-def test_without_a_group_the_place_is_taken_when_partitions_are_assigned(
+def test_without_a_group_the_offset_is_taken_when_partitions_are_assigned(
     brokers: Brokers, topic: str, consumer_of: ConsumerOf
 ) -> None:
     brokers.produce(topic, 0, [b"old"])
@@ -83,10 +83,10 @@ def test_without_a_group_the_place_is_taken_when_partitions_are_assigned(
     assert sorted(values(read(consumer, 2))) == [b"new", b"other"]
 
 
-def test_no_place_no_consumer_while_a_leader_is_away(
+def test_no_offset_no_consumer_while_a_leader_is_away(
     brokers: Brokers, topic: str, group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without a place it would be undefined which messages are delivered."""
+    """Without an offset it would be undefined which messages are delivered."""
     call = brokers.call
 
     def deaf(gid: int, rid: int, method: str, args: tuple[Any, ...], done: Any) -> None:
@@ -100,8 +100,8 @@ def test_no_place_no_consumer_while_a_leader_is_away(
 
 
 def race(brokers: Brokers, topic: str, group: str, consumer_of: ConsumerOf, monkeypatch: Any) -> int | None:
-    """Two consumers of a new group. One has found no places and is slow to look up the ends; meanwhile the
-    other one is created, and a message is sent. Returns the group's place after both are created."""
+    """Two consumers of a new group. One has found no offsets and is slow to look up the ends; meanwhile the
+    other one is created, and a message is sent. Returns the group's offset after both are created."""
     brokers.produce(topic, 0, [b"old"])
     look_up = OffsetReader._found
     found, go_on = threading.Event(), threading.Event()
@@ -127,13 +127,13 @@ def race(brokers: Brokers, topic: str, group: str, consumer_of: ConsumerOf, monk
     return faster.committed(topic, 0)
 
 
-def test_of_two_that_begin_a_group_the_first_one_to_commit_takes_the_place(
+def test_of_two_that_begin_a_group_the_first_one_to_commit_decides_the_offset(
     brokers: Brokers, topic: str, group: str, consumer_of: ConsumerOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert race(brokers, topic, group, consumer_of, monkeypatch) == 1
 
 
-def test_planted_a_first_place_that_replaces_one_is_found(
+def test_planted_a_first_offset_that_replaces_one_is_found(
     brokers: Brokers, topic: str, group: str, consumer_of: ConsumerOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def careless(self: GroupService, group: str, offsets: Any, ids: Any) -> Any:
@@ -177,21 +177,21 @@ class Log:
         return self.answer
 
     def first(self) -> Any:
-        return self.service.commit("g", "", FIRST_PLACES, {"t": {0: 7}})
+        return self.service.commit("g", "", FIRST_OFFSETS, {"t": {0: 7}})
 
 
-def test_first_places_wait_for_commits_that_are_under_way() -> None:
+def test_first_offsets_wait_for_commits_that_are_under_way() -> None:
     log = Log()
     met: list[Any] = []
     log.during = lambda: met.append(log.first())
     log.service.commit("g", "", 0, {"t": {0: 3}})
-    assert met == [("overloaded", 0.02)], "a place is on its way to the log, and may be another one"
+    assert met == [("overloaded", 0.02)], "an offset is on its way to the log, and may be another one"
     assert log.first() == ("ok", None) and log.written == 2, "it was refused there: the group has none"
     log.applied = {"g": {"t": {0: 3}}}
     assert log.first() == ("ok", None) and log.written == 2, "what is there stays"
 
 
-def test_a_commit_whose_outcome_is_not_known_keeps_first_places_waiting_until_the_term_ends() -> None:
+def test_a_commit_whose_outcome_is_not_known_keeps_first_offsets_waiting_until_the_term_ends() -> None:
     log = Log()
     log.answer = ("unknown",)
     log.service.commit("g", "", 0, {"t": {0: 3}})
@@ -245,7 +245,7 @@ def test_but_those_that_may_still_be_written_are_all_kept() -> None:
 def test_planted_an_outcome_that_stays_unknown_holds_up_the_deletion_for_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(PlacesUnderWay, "look", lambda *args: None)
+    monkeypatch.setattr(CommitsUnderWay, "look", lambda *args: None)
     with pytest.raises(AssertionError):
         test_or_until_it_is_applied_so_that_a_leader_that_stays_deletes_the_group()
 
@@ -265,12 +265,12 @@ def test_what_ends_late_takes_nothing_of_the_next_term_away() -> None:
 
 
 def test_planted_a_service_that_forgets_what_is_under_way_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PlacesUnderWay, "add", lambda self, group, places: None)
+    monkeypatch.setattr(CommitsUnderWay, "add", lambda self, group, partitions: None)
     with pytest.raises(AssertionError):
-        test_first_places_wait_for_commits_that_are_under_way()
+        test_first_offsets_wait_for_commits_that_are_under_way()
 
 
-def test_a_group_that_took_its_first_places_is_not_one_of_an_earlier_leader() -> None:
+def test_a_group_that_took_its_first_offsets_is_not_one_of_an_earlier_leader() -> None:
     """Otherwise its first member would wait for members that never existed to claim their partitions."""
     log = Log()
     assert log.first() == ("ok", None)
@@ -279,7 +279,7 @@ def test_a_group_that_took_its_first_places_is_not_one_of_an_earlier_leader() ->
     assert status == "ok" and len(joined.assignment.partitions) == 2
 
 
-def test_a_coordinator_in_another_broker_group_keeps_the_places(
+def test_a_coordinator_in_another_broker_group_keeps_the_offsets(
     tmp_path_factory: pytest.TempPathFactory, unique: Callable[[str], str], consumer_of: ConsumerOf
 ) -> None:
     several = Brokers(tmp_path_factory.mktemp("several"), groups=2, replicas=1)

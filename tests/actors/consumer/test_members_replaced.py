@@ -62,7 +62,7 @@ def test_a_consumer_reads_on_when_others_took_the_places_of_those_it_knew(
             group.stop(go)
         brokers.produce("t", 0, [b"after"])
         reads(2)
-        assert found == [b"before", b"after"], "its place is there, too"
+        assert found == [b"before", b"after"], "its offset is there, too"
     finally:
         consumer.close()
         brokers.close()

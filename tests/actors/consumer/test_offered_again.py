@@ -1,4 +1,4 @@
-"""A consumer that lost a partition and was given it again, but has not polled since: its places are old."""
+"""A consumer that lost a partition and was given it again, but has not polled since: its offsets are old."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def returns(brokers: Brokers, topic: str, group: str, consumer_of: ConsumerOf) -
 
 
 def commits(sleeper: Consumer, topic: str) -> int | None:
-    """The group's place after the sleeper's tries to commit."""
+    """The group's offset after the sleeper's tries to commit."""
     for _ in range(3):
         with pytest.raises(StaleMember):
             sleeper.commit()
@@ -49,7 +49,7 @@ def commits(sleeper: Consumer, topic: str) -> int | None:
 
 
 @pytest.mark.parametrize("alone", ["", "broker", "client"])
-def test_it_does_not_put_the_groups_place_back(
+def test_it_does_not_put_the_groups_offset_back(
     alone: str,
     brokers: Brokers,
     topic: str,

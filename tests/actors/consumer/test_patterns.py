@@ -104,7 +104,7 @@ def two_groups(tmp_path_factory):
 def test_a_topic_is_found_while_a_group_of_brokers_has_not_created_it_yet(
     two_groups, unique, consumer_of, coordinator, reset, early
 ):
-    """Its places cannot all be looked up then, wherever offsets are kept. Other topics need not wait. Both
+    """Its offsets cannot all be looked up then, wherever offsets are kept. Other topics need not wait. Both
     for a new group and for one whose members look for topics."""
     brokers, kind = two_groups, unique("shop")
     name = next(f"{kind}{i}" for i in range(99) if coordinator_group(f"{kind}{i}", 2) == coordinator)
@@ -130,8 +130,8 @@ def test_a_topic_is_found_while_a_group_of_brokers_has_not_created_it_yet(
 def test_a_member_that_joins_before_the_others_have_found_a_topic_begins_at_its_start(
     brokers, unique, consumer_of
 ):
-    """Otherwise it would set the group's place behind what the others would have read. Only a new group has
-    its first places at the ends."""
+    """Otherwise it would set the group's offset behind what the others would have read. Only a new group has
+    its first offsets at the ends."""
     kind, group = unique("shop"), unique("g")
     slow = {"pattern_interval_s": 3600.0}
     pattern = {"pattern": f"{kind}-.*", "auto_offset_reset": "latest", "config": slow}

@@ -41,7 +41,7 @@ def commit_behind(brokers: Brokers, topic: str, group: str, consumer_of: Consume
     return consumer
 
 
-def test_a_place_in_the_old_topic_is_not_committed_into_the_new_one(
+def test_an_offset_in_the_old_topic_is_not_committed_into_the_new_one(
     brokers: Brokers, topic: str, unique: Any, consumer_of: ConsumerOf
 ) -> None:
     group = unique("g")
@@ -56,7 +56,7 @@ def test_a_place_in_the_old_topic_is_not_committed_into_the_new_one(
 def test_a_member_goes_on_at_the_start_of_the_new_topic(
     brokers: Brokers, topic: str, unique: Any, consumer_of: ConsumerOf, partitions: int
 ) -> None:
-    """Its place was after five messages, and of the seven new ones it got the last two."""
+    """Its offset was after five messages, and of the seven new ones it got the last two."""
     brokers.produce(topic, 0, numbered(0, 5))
     consumer = consumer_of(brokers, group=unique("g"), topics=[topic])
     read(consumer, 5)
@@ -74,11 +74,11 @@ def test_a_member_goes_on_at_the_start_of_the_new_topic(
     assert consumer.committed(topic, 0) == 7
 
 
-def test_planted_a_coordinator_that_goes_by_names_commits_the_old_place(
+def test_planted_a_coordinator_that_goes_by_names_commits_the_old_offset(
     brokers: Brokers, topic: str, unique: Any, consumer_of: ConsumerOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(GroupCoordinator, "_renewed", lambda *args: frozenset())
-    # A fetch from the new topic that comes first tells its end, and then the place is refused as beyond it.
+    # A fetch from the new topic that comes first tells its end, and then the offset is refused as beyond it.
     monkeypatch.setattr(Committer, "_check_ends", lambda *args: None)
     consumer = commit_behind(brokers, topic, unique("g"), consumer_of)
     assert consumer.committed(topic, 0) == 5

@@ -92,17 +92,17 @@ def test_both_read_the_same_in_any_turn_and_any_amount(
     topic = f"orders-{uuid.uuid4().hex}"
     cluster.admin.create_topic(topic, partitions=PARTITIONS)
     send(cluster, topic, sent)
-    places = [(topic, partition) for partition in range(PARTITIONS)]
+    tps = [(topic, partition) for partition in range(PARTITIONS)]
     fetch_bytes = data.draw(st.sampled_from([200, 5_000, 1 << 20]))
     with (
         cluster.consumer(auto_offset_reset="earliest") as one,
         cluster.consumer(auto_offset_reset="earliest", fetch_bytes=fetch_bytes) as other,
     ):
-        one.assign(places)
-        other.assign(places)
+        one.assign(tps)
+        other.assign(tps)
         expected = all_of(one)
         assert all_of(other, data) == expected
-        assert [other.position(*place) for place in places] == [one.position(*place) for place in places]
+        assert [other.position(*tp) for tp in tps] == [one.position(*tp) for tp in tps]
         assert len(expected) == sum(len(content) for how, content in sent if how in ("plain", "commit"))
         assert other.statistics().records == len(expected)
 

@@ -10,7 +10,7 @@ from escrowmq.actors.consumer.positions import Positions
 from escrowmq.actors.consumer.rebalance import HandlerCall, Handlers, Rebalance
 
 
-def places(*numbers):
+def tps(*numbers):
     return frozenset(("orders", n) for n in numbers)
 
 
@@ -38,11 +38,11 @@ class Scene:
         return frozenset(self.positions.assigned())
 
     def join(self, *numbers, kept=None, held=None, generation=1):
-        assignment = GroupAssignment(generation, places(*numbers), False)
-        self.member.on_join(GroupJoined(assignment, places(*(kept or ())), generation, held))
+        assignment = GroupAssignment(generation, tps(*numbers), False)
+        self.member.on_join(GroupJoined(assignment, tps(*(kept or ())), generation, held))
 
     def hear(self, *numbers, generation):
-        self.member.on_heartbeat(GroupAssignment(generation, places(*numbers), False))
+        self.member.on_heartbeat(GroupAssignment(generation, tps(*numbers), False))
 
 
 HANDLERS = ("on_assign", "on_revoke", "on_lost")
@@ -51,9 +51,9 @@ HANDLERS = ("on_assign", "on_revoke", "on_lost")
 def test_only_what_changes_is_told():
     scene = Scene()
     scene.join(0, 1)
-    assert scene.told() == [("on_assign", places(0, 1))]
+    assert scene.told() == [("on_assign", tps(0, 1))]
     scene.hear(1, 2, generation=2)
-    assert scene.told() == [("on_revoke", places(0)), ("on_assign", places(2))]
+    assert scene.told() == [("on_revoke", tps(0)), ("on_assign", tps(2))]
     scene.hear(1, 2, generation=3)
     assert scene.told() == [] and scene.member.generation == 3
 
@@ -65,19 +65,19 @@ def test_what_goes_is_held_until_the_handler_has_returned():
     scene.hear(1, generation=2)
     call = scene.take_over.next("me")
     assert call is not None and call.name == "on_revoke"
-    assert scene.reads() == places(0, 1) and scene.member.generation == 1, "it may commit in all of them"
+    assert scene.reads() == tps(0, 1) and scene.member.generation == 1, "it may commit in all of them"
     scene.take_over.done(call)
     assert scene.take_over.next("me") is None
-    assert scene.reads() == places(1) and scene.member.generation == 2
+    assert scene.reads() == tps(1) and scene.member.generation == 2
 
 
 def test_what_was_given_to_another_is_lost_and_what_can_still_be_committed_is_revoked():
     scene = Scene()
     scene.join(0, 1, 2)
     scene.told()
-    scene.join(1, kept=(1,), held=places(1, 2), generation=9)
-    assert scene.told() == [("on_lost", places(0)), ("on_revoke", places(2))]
-    assert scene.reads() == places(1)
+    scene.join(1, kept=(1,), held=tps(1, 2), generation=9)
+    assert scene.told() == [("on_lost", tps(0)), ("on_revoke", tps(2))]
+    assert scene.reads() == tps(1)
 
 
 def test_without_on_lost_what_is_lost_is_told_to_on_revoke():
@@ -85,7 +85,7 @@ def test_without_on_lost_what_is_lost_is_told_to_on_revoke():
     scene.join(0)
     assert scene.told() == []
     scene.member.lose_all()
-    assert scene.told() == [("on_lost", places(0))], "by its own name, so that a log tells them apart"
+    assert scene.told() == [("on_lost", tps(0))], "by its own name, so that a log tells them apart"
     assert not scene.reads()
 
 
@@ -98,7 +98,7 @@ def test_what_was_told_as_gone_and_is_offered_again_begins_anew():
     call = scene.take_over.next("me")
     scene.hear(0, 1, generation=3)  # meanwhile
     scene.take_over.done(call)
-    assert scene.told() == [("on_assign", places(0))]
+    assert scene.told() == [("on_assign", tps(0))]
     assert scene.positions.get(("orders", 0)).position is None, (
         "from where the group is, which it may have moved"
     )
@@ -118,7 +118,7 @@ def test_before_leaving_all_that_is_left_is_told_once():
     scene.join(0, 1)
     scene.told()
     call = scene.take_over.last("me")
-    assert (call.name, call.partitions) == ("on_revoke", sorted(places(0, 1)))
+    assert (call.name, call.partitions) == ("on_revoke", sorted(tps(0, 1)))
     scene.take_over.done(call)
     assert scene.take_over.last("me") is None
 

@@ -44,20 +44,20 @@ def test_drawn_steps_return_what_a_plain_list_of_records_would() -> None:
         rng = random.Random(seed)
         waiting, model, now = Redelivery(), dict[tuple[int, int], float](), 0.0
         for _ in range(800):
-            place = rng.randrange(3), rng.randrange(6)
+            at = rng.randrange(3), rng.randrange(6)
             drawn = rng.random()
             if drawn < 0.6:
                 due = float("inf") if rng.random() < 0.1 else now + rng.choice((0.0, 1.0, 5.0, YEAR_S))
-                waiting.add(record(place[1], place[0]), due)
-                model[place] = due
+                waiting.add(record(at[1], at[0]), due)
+                model[at] = due
             elif drawn < 0.7:
-                assert waiting.discard(record(place[1], place[0])) == (model.pop(place, None) is not None)
+                assert waiting.discard(record(at[1], at[0])) == (model.pop(at, None) is not None)
             elif drawn < 0.75:
-                waiting.drop(("t", place[0]))
-                model = {of: due for of, due in model.items() if of[0] != place[0]}
+                waiting.drop(("t", at[0]))
+                model = {of: due for of, due in model.items() if of[0] != at[0]}
             else:
                 now += rng.random()
-                paused = {("t", place[0])} if rng.random() < 0.3 else set[tuple[str, int]]()
+                paused = {("t", at[0])} if rng.random() < 0.3 else set[tuple[str, int]]()
                 taken = {(found.partition, found.offset) for found in waiting.take(now, 100, paused)}
                 assert taken == {
                     of for of, due in model.items() if due <= now and ("t", of[0]) not in paused

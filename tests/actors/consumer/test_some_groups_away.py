@@ -1,4 +1,4 @@
-"""A consumer reads what it can: a partition whose place cannot be looked up now holds up no other."""
+"""A consumer reads what it can: a partition whose offset cannot be looked up now holds up no other."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_topic_that_was_created_again_in_one_broker_group_alone(
     brokers.groups[0].submit(ops.delete_topic(half))
     first = brokers.groups[1].leader().parts.running.replica.state.topics.topics[half].info.first_group
     (made,) = brokers.groups[0].submit(ops.create_topic(half, settings, first, NO_ID))
-    here = next(p for p in (0, 1) if brokers.place(half, p) == 0)
+    here = next(p for p in (0, 1) if brokers.group_number(half, p) == 0)
     brokers.produce(half, here, numbered(100, 105))
     with consumer_of(brokers, group=named(unique), topics=[sound, half], auto_offset_reset="earliest") as it:
         found = values(read(it, 15))

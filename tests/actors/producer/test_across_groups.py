@@ -68,8 +68,8 @@ def plan(given_id: bool) -> TxPlan:
     )
     one_of = {by_name("orders", partition, 2): partition for partition in range(8)}
     messages = [Message("orders", b"a", partition=one_of[0]), Message("orders", b"b", partition=one_of[1])]
-    placed, size = encoder.place(messages, "tx")
-    return encoder.plan("tx", "tx", placed, size, 0, given_id)
+    encoded, size = encoder.encode(messages, "tx")
+    return encoder.plan("tx", "tx", encoded, size, 0, given_id)
 
 
 def attempt(groups: TwoGroups, given_id: bool = True) -> Outcome:

@@ -54,8 +54,8 @@ def a_batcher() -> GroupBatcher:
 
 
 def block(tx_id: str, *messages: Message, config: ProducerConfig = CONFIG) -> PrepareBlock:
-    placed, size = encoder(config=config).place(messages or [Message("a", b"x", b"k")], tx_id)
-    plan = encoder(config=config).plan(tx_id, f"q-{tx_id}", placed, size, 0, True)
+    encoded, size = encoder(config=config).encode(messages or [Message("a", b"x", b"k")], tx_id)
+    plan = encoder(config=config).plan(tx_id, f"q-{tx_id}", encoded, size, 0, True)
     assert plan.single is not None
     plan.single.deadline = 1e9
     return plan.single
@@ -83,8 +83,8 @@ def test_what_is_encoded_is_what_a_broker_accepts_and_a_consumer_decodes(
     batchers = [a_batcher() for _ in range(groups)]
     made = encoder(groups)
     for number, messages in enumerate(transactions):
-        placed, size = made.place(messages, f"tx-{number}")
-        plan = made.plan(f"tx-{number}", "q", placed, size, 0, False)
+        encoded, size = made.encode(messages, f"tx-{number}")
+        plan = made.plan(f"tx-{number}", "q", encoded, size, 0, False)
         for gid, blocks in (plan.parts or {plan.groups[0]: [plan.single]}).items():
             for part in blocks:
                 assert part is not None
@@ -107,9 +107,9 @@ def test_what_is_encoded_is_what_a_broker_accepts_and_a_consumer_decodes(
 
 
 def test_a_key_decides_the_partition_and_a_transaction_without_keys_stays_together() -> None:
-    placed, _ = encoder().place([Message("a", b"", b"k%d" % i) for i in range(20)], "tx")
-    assert [p for _, p, _ in placed] == [google_crc32c.value(b"k%d" % i) % 3 for i in range(20)]
-    keyless, _ = encoder().place([Message("a")] * 5, "tx")
+    encoded, _ = encoder().encode([Message("a", b"", b"k%d" % i) for i in range(20)], "tx")
+    assert [p for _, p, _ in encoded] == [google_crc32c.value(b"k%d" % i) % 3 for i in range(20)]
+    keyless, _ = encoder().encode([Message("a")] * 5, "tx")
     assert {p for _, p, _ in keyless} == {google_crc32c.value(b"tx") % 3}
 
 
@@ -125,12 +125,12 @@ def test_large_transactions_are_split_between_messages_and_one_digest_stands_for
     config = ProducerConfig(part_bytes=1000)
     messages = [Message("a", b"x" * 400, partition=0) for _ in range(7)]
     made = Encoder(config, lambda topic: 3, lambda topic, partition: 0)
-    placed, size = made.place(messages, "tx")
-    plan = made.plan("tx", "q", placed, size, 0, True)
+    encoded, size = made.encode(messages, "tx")
+    plan = made.plan("tx", "q", encoded, size, 0, True)
     assert plan.single is None and plan.parts is not None
     parts = plan.parts[0]
     assert [p.part for p in parts] == list(range(len(parts))) and len(parts) == 4
-    changed = [*placed[:-1], (placed[-1][0], placed[-1][1], placed[-1][2] + b"!")]
+    changed = [*encoded[:-1], (encoded[-1][0], encoded[-1][1], encoded[-1][2] + b"!")]
     other = made.plan("tx", "q", changed, size, 0, True)
     assert other.parts is not None and other.parts[0][0].digests != parts[0].digests
 

@@ -190,7 +190,7 @@ def test_large_transactions_take_the_long_way(brokers: Brokers, topic: str, prod
     assert len(values(brokers, topic, 4)) == 33
 
 
-def test_a_block_that_finds_no_place_to_be_sent_gives_its_room_back(
+def test_a_block_that_finds_no_slot_to_be_sent_gives_its_room_back(
     brokers: Brokers, topic: str, producer_of: ProducerOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Formerly it was never given back: after enough such blocks the producer was full, and sent nothing

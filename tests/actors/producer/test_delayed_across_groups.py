@@ -54,7 +54,7 @@ def test_a_transaction_schedules_in_all_its_groups_or_in_none(
     assert (
         sorted(m.schedule_id for m in waiting) == sorted(filter(None, tx.schedule_ids)) and len(waiting) == 4
     )
-    assert {wide.place(orders, m.partition) for m in waiting} == {0, 1}
+    assert {wide.group_number(orders, m.partition) for m in waiting} == {0, 1}
     assert tx.schedule_ids[2] is not None and producer.cancel(tx.schedule_ids[2])
     assert values(wide, orders, 4) == [b"now"]
     expected = sorted([b"now", b"later 0", b"later 1", b"later 3"])

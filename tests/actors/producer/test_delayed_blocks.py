@@ -29,8 +29,8 @@ def encoder(groups: int = 1, **settings: Any) -> Encoder:
 
 def plan(made: Encoder, *messages: Message, tx_id: str = "tx") -> TxPlan:
     later: list[Later] = []
-    placed, size = made.place(messages, tx_id, later)
-    return made.plan(tx_id, tx_id, placed, size, 0, False, later)
+    encoded, size = made.encode(messages, tx_id, later)
+    return made.plan(tx_id, tx_id, encoded, size, 0, False, later)
 
 
 def parsed(*blocks: PrepareBlock) -> list[Any]:
@@ -132,12 +132,12 @@ def test_nothing_is_added_if_one_of_them_is_refused() -> None:
 
     made.time_of = refuse
     with pytest.raises(InvalidMessage):
-        made.place([at(0, delay_s=1), at(0, delay_s=2)], "tx", later)
+        made.encode([at(0, delay_s=1), at(0, delay_s=2)], "tx", later)
     assert len(later) == 1
-    made.place([at(0, delay_s=1)], "tx", later)
+    made.encode([at(0, delay_s=1)], "tx", later)
     assert [one.ordinal for one in later] == [0, 1]
 
 
 def test_who_takes_none_says_so() -> None:
     with pytest.raises(InvalidMessage, match="cannot be delayed here"):
-        encoder().place([at(0, delay_s=1)], "tx")
+        encoder().encode([at(0, delay_s=1)], "tx")

@@ -75,9 +75,9 @@ def test_a_branch_is_not_repeated_if_home_has_decided_meanwhile(given: bool) -> 
 
 
 def test_asking_home_is_what_keeps_it_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def at_once(again: across_groups._Again, places: list[int], heard_ms: int) -> None:
+    def at_once(again: across_groups._Again, chosen: list[int], heard_ms: int) -> None:
         again._left += 1
-        again._home_said(places, heard_ms, {})
+        again._home_said(chosen, heard_ms, {})
 
     monkeypatch.setattr(across_groups._Again, "_ask_home", at_once)
     world = forgetful()
@@ -149,7 +149,7 @@ def test_who_is_refused_does_not_roll_back_what_another_instance_has_opened() ->
 
 
 def test_that_rule_is_what_keeps_it_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(across_groups.StagedPrepare, "left_open", lambda staged, place: False)
+    monkeypatch.setattr(across_groups.StagedPrepare, "left_open", lambda staged, i: False)
     world = SeveralGroups()
     between_home_and_branch(world)
     refused_second(world)
@@ -183,7 +183,7 @@ def test_whom_home_refuses_sends_no_roll_back() -> None:
 
 
 def test_without_that_rule_another_instance_would_be_rolled_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(across_groups.StagedPrepare, "refused_by_home", lambda staged, place: False)
+    monkeypatch.setattr(across_groups.StagedPrepare, "refused_by_home", lambda staged, i: False)
     world, _, taken_up = refused_at_home()
     assert taken_up and world.groups[0].outcome("order-42") == "ROLLBACK"
 
@@ -232,7 +232,7 @@ def test_many_in_one_group_that_are_refused_when_repeated(perhaps_open: bool) ->
     unit = BlockUnit(client, 0, block, [0, 1, 2], {"order-42"})  # type: ignore[arg-type]
     refused = int(ResultCode.TOO_MANY_OPEN), 5
     unit._prepared({0: refused, 1: refused, 2: (int(ResultCode.DUPLICATE), "COMMITTED")}, lambda unit: None)
-    errors = [type(unit.exceptions[place].error) for place in (0, 1)]
+    errors = [type(unit.exceptions[i].error) for i in (0, 1)]
     assert errors == [OutcomeUnknown if perhaps_open else TooManyOpenTransactions, TooManyOpenTransactions]
     assert unit.exceptions[2].error is None
     assert [kind for _, kind in sent] == ["DecisionBlock"] * perhaps_open
@@ -308,8 +308,8 @@ def test_many_at_once_leave_alone_what_another_instance_has_opened() -> None:
     for gid in (0, 1):
         (one,), (two,) = (plan.parts[gid] for plan in plans if plan.parts is not None)
         columns = {
-            place: ([0] * len(rows) + [1] * len(more[2]), [*sizes, *more[1]], [*rows, *more[2]])
-            for (place, (_, sizes, rows)), more in zip(one.columns.items(), two.columns.values(), strict=True)
+            name: ([0] * len(rows) + [1] * len(more[2]), [*sizes, *more[1]], [*rows, *more[2]])
+            for (name, (_, sizes, rows)), more in zip(one.columns.items(), two.columns.values(), strict=True)
         }
         ids, digests = [*one.tx_ids, *two.tx_ids], [*one.digests, *two.digests]
         blocks[gid] = PrepareBlock("orders", one.home_group, 0, 0, ids, ids, digests, columns, 9, True)

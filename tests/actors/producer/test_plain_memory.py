@@ -133,9 +133,9 @@ def test_an_event_loop_is_told_of_many_messages_at_once(
             gave_up = futures.pop(7)
             gave_up.cancel()
         await producer.aio.flush(10.0)
-        placed = list(await asyncio.gather(*futures))
+        sent = list(await asyncio.gather(*futures))
         assert len(calls) <= 20
-        return placed
+        return sent
 
-    placed = asyncio.run(main())
-    assert [metadata.offset - placed[0].offset for metadata in placed] == [n for n in range(500) if n != 7]
+    sent = asyncio.run(main())
+    assert [metadata.offset - sent[0].offset for metadata in sent] == [n for n in range(500) if n != 7]

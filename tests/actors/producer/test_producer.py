@@ -28,7 +28,7 @@ from tests.support.producing import ProducerOf, Unique, rows, values
 PARTITIONS = 4
 
 
-def test_a_message_gets_its_place_and_is_read_as_it_was_sent(
+def test_a_message_gets_its_offset_and_is_read_as_it_was_sent(
     brokers: Brokers, topic: str, producer_of: ProducerOf
 ) -> None:
     metadata = producer_of(brokers).send(Message(topic, b"v", b"k", {"h": b"1"})).result(5.0)
@@ -42,11 +42,11 @@ def test_messages_of_a_partition_keep_their_order_and_get_dense_offsets(
 ) -> None:
     producer = producer_of(brokers, request_bytes=2000, linger_ms=1.0)
     futures = [producer.send(Message(topic, b"%d" % i, b"%d" % (i % 7))) for i in range(2000)]
-    placed = [future.result(10.0) for future in futures]
+    sent = [future.result(10.0) for future in futures]
     found = {(p, o): row[1] for p, o, row in rows(brokers, topic, 4)}
-    assert all(found[m.partition, m.offset] == b"%d" % i for i, m in enumerate(placed))
+    assert all(found[m.partition, m.offset] == b"%d" % i for i, m in enumerate(sent))
     for key in range(7):
-        offsets = [m.offset for i, m in enumerate(placed) if i % 7 == key]
+        offsets = [m.offset for i, m in enumerate(sent) if i % 7 == key]
         assert offsets == sorted(offsets)
 
 
@@ -98,9 +98,9 @@ def test_many_threads_can_share_a_producer(brokers: Brokers, topic: str, produce
         return [future.result(10.0) for future in futures]
 
     with ThreadPoolExecutor(8) as pool:
-        placed = list(pool.map(work, range(8)))
-    assert sorted(m.offset for part in placed for m in part) == list(range(1600))
-    for part in placed:
+        sent = list(pool.map(work, range(8)))
+    assert sorted(m.offset for part in sent for m in part) == list(range(1600))
+    for part in sent:
         assert [m.offset for m in part] == sorted(m.offset for m in part), "each thread's own order"
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from escrowmq.actors.client.topic_places import TopicPlaces
+from escrowmq.actors.client.topic_placement import TopicPlacement
 from escrowmq.actors.producer.batcher import BuiltRequest, GroupBatcher
 from escrowmq.actors.producer.config import ProducerConfig
 from escrowmq.actors.producer.encoding.blocks import Outcome, PrepareBlock
@@ -31,9 +31,9 @@ class Producing:
     """A batcher that has heard of topic ``t``."""
 
     def __init__(self, topic_id: int = OLD) -> None:
-        self.places = TopicPlaces(1)
-        self.places.hear([info(topic_id)])
-        self.batcher = GroupBatcher("shop", ProducerConfig(), "p", places=self.places)
+        self.placement = TopicPlacement(1)
+        self.placement.hear([info(topic_id)])
+        self.batcher = GroupBatcher("shop", ProducerConfig(), "p", placement=self.placement)
         self.forgotten: list[str] = []
         self.stream = PartitionStream(
             "t", 0, "p", 30.0, lambda size: None, self.forgotten.append, lambda t, p: None, self.batcher.heard
@@ -80,12 +80,12 @@ def test_the_first_batch_tells_the_topics_id_and_later_ones_need_not() -> None:
 
 
 def test_what_is_heard_after_the_producer_began_is_told() -> None:
-    """It begins with places that have no topic yet."""
-    places = TopicPlaces(1)
+    """It begins with a placement that has no topic yet."""
+    placement = TopicPlacement(1)
     producing = Producing()
-    producing.batcher = GroupBatcher("shop", ProducerConfig(), "p", places=places)
+    producing.batcher = GroupBatcher("shop", ProducerConfig(), "p", placement=placement)
     producing.batcher.add_stream(producing.stream)
-    places.hear([info(NEW)])
+    placement.hear([info(NEW)])
     producing.send()
     assert producing.build()[0] == [(0, 0, NEW)]
 
@@ -120,7 +120,7 @@ def test_nothing_goes_back_to_an_earlier_topic() -> None:
     told: list[Any] = [[OTHER, OLD] if len(one) == 3 else [OTHER, ["t", 0, OLD]] for one in shown]
     producing.answer(request, *told)
     assert isinstance(future.exception(0), TopicRecreated)
-    assert outcomes == [{0: (OTHER, ["t", 0, OLD])}] and producing.places.id_of("t") == NEW
+    assert outcomes == [{0: (OTHER, ["t", 0, OLD])}] and producing.placement.id_of("t") == NEW
 
 
 def test_a_batch_that_was_sent_twice_may_be_in_the_topic_before() -> None:

@@ -71,8 +71,8 @@ def encoded(pieces: Iterator[Piece], count: int) -> list[tuple[int | None, bytes
 def check_same(made: list[tuple[int | None, bytes]], expected: list[tuple[int | None, bytes]]) -> None:
     """The same rows in the same partitions, where single messages have one."""
     assert [row for _, row in made] == [row for _, row in expected]
-    for (place, _), (wanted, _) in zip(made, expected, strict=True):
-        assert place == wanted if wanted is not None else place in (None, GATHERS)
+    for (partition, _), (wanted, _) in zip(made, expected, strict=True):
+        assert partition == wanted if wanted is not None else partition in (None, GATHERS)
 
 
 def one_by_one(config: ProducerConfig, messages: list[Message]) -> list[tuple[int | None, bytes]]:
@@ -173,7 +173,7 @@ def test_bytes_of_a_fixed_size_and_a_column_that_is_both(cluster: InMemoryCluste
 
 @pytest.mark.parametrize("keyed", ["all", "some", "none"])
 @pytest.mark.parametrize("table", [True, False], ids=["table", "lists"])
-def test_each_row_finds_its_place(cluster: InMemoryCluster, keyed: str, table: bool) -> None:
+def test_each_row_finds_its_offset(cluster: InMemoryCluster, keyed: str, table: bool) -> None:
     producer = producer_of_memory(cluster, request_bytes=5_000)
     values = [b"%d" % i for i in range(3_000)]
     keys = [None if keyed == "some" and i % 3 else b"%d" % (i % 50) for i in range(3_000)]
@@ -354,8 +354,8 @@ def test_a_table_larger_than_the_buffer_is_fed_as_room_comes(
     assert again.result(30.0) is again and most[0] <= 64_000
     found = {(p, o): row[1] for p, o, row in rows(brokers, topic, PARTITIONS)}
     for result in (sent, again):
-        places = zip(result.partitions.tolist(), result.offsets.tolist(), strict=True)
-        assert [found[place] for place in places] == values
+        stored = zip(result.partitions.tolist(), result.offsets.tolist(), strict=True)
+        assert [found[at] for at in stored] == values
 
 
 class Shut(ClientCalls):
@@ -454,10 +454,10 @@ def test_threads_that_send_one_many_and_tables_share_a_producer(
         return [found for sent, values in waiting for found in zip(sent, values, strict=True)]
 
     with ThreadPoolExecutor(6) as pool:
-        placed = list(pool.map(work, range(6)))
+        sent = list(pool.map(work, range(6)))
     stored = {(p, o): row[1] for p, o, row in rows(brokers, topic, PARTITIONS)}
-    assert len(stored) == sum(map(len, placed))
-    for mine in placed:
+    assert len(stored) == sum(map(len, sent))
+    for mine in sent:
         last: dict[int, int] = {}
         for metadata, value in mine:
             assert stored[metadata.partition, metadata.offset] == value

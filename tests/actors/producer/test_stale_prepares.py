@@ -38,7 +38,7 @@ def refused(
     if request is None:
         return []
     sent = [op.meta for op in decode_ops(b"".join(request.frames)) if op.type == OpType.PREPARE]
-    problems = [[place, code, "COMMITTED"] for place, code in codes.items()]
+    problems = [[i, code, "COMMITTED"] for i, code in codes.items()]
     result = [int(ResultCode.PARTIAL), problems] if problems else [0]
     batcher.answered(request, ("ok", [result] * len(sent), time_ms), repeated)
     return [(list(meta.tx_ids), meta.extra.heard_ms) for meta in sent]

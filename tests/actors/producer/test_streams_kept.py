@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from escrowmq.actors.client.failures import Failure, FailureKind
-from escrowmq.actors.client.topic_places import TopicPlaces
+from escrowmq.actors.client.topic_placement import TopicPlacement
 from escrowmq.actors.producer import core
 from escrowmq.actors.producer.batcher import STREAMS_MAX, BuiltRequest, GroupBatcher, StreamTable
 from escrowmq.actors.producer.config import ProducerConfig
@@ -43,9 +43,9 @@ class Service:
         self.broker = FedState()
         for topic in TOPICS:
             self.broker.add(ops.create_topic(topic, {"partitions": 2}, 0))
-        self.places = TopicPlaces(1)
+        self.placement = TopicPlacement(1)
         self.hear()
-        self.batcher = GroupBatcher("shop", ProducerConfig(), "p", places=self.places)
+        self.batcher = GroupBatcher("shop", ProducerConfig(), "p", placement=self.placement)
         self.batcher._streams = self.table = StreamTable(streams_max)
         self.sent: dict[bytes, SendFuture] = {}
         self.late: list[bytes] = []
@@ -54,7 +54,7 @@ class Service:
         self.stored: dict[bytes, list[int]] = {}
 
     def hear(self, topic: str = "") -> None:
-        self.places.hear([known.info for known in self.broker.state.topics.topics.values()])
+        self.placement.hear([known.info for known in self.broker.state.topics.topics.values()])
 
     def send(self) -> None:
         topic, partition, value = self.rng.choice(TOPICS), self.rng.randrange(2), b"%06d" % len(self.sent)

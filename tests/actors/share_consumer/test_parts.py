@@ -21,7 +21,7 @@ from escrowmq.replication.errors import CorruptLog, RecordNotHeld, Unavailable
 from escrowmq.replication.format.codec import encode_row
 from escrowmq.replication.model import ResultCode
 
-PLACE = ("orders", 0, 5)
+SOURCE = ("orders", 0, 5)
 
 
 def acquired(*leased: int, runs: tuple[tuple[int, int], ...] = ((0, 10),)) -> Acquired:
@@ -48,16 +48,16 @@ def test_offsets_become_ranges_and_come_back() -> None:
 
 def test_acks_wait_for_others_and_travel_as_ranges() -> None:
     gathering = AckAccumulator(linger_s=0.005, records_max=4)
-    assert gathering.add(0, PLACE, 1, 10.0), "the first one sets the time"
-    assert not gathering.add(0, PLACE, 2, 10.001) and not gathering.add(0, PLACE, 9, 10.002)
+    assert gathering.add(0, SOURCE, 1, 10.0), "the first one sets the time"
+    assert not gathering.add(0, SOURCE, 2, 10.001) and not gathering.add(0, SOURCE, 9, 10.002)
     assert gathering.due(10.004) == [] and gathering.next_due() == 10.005
-    assert gathering.add(0, PLACE, 3, 10.003), "as many as go into one request: now"
+    assert gathering.add(0, SOURCE, 3, 10.003), "as many as go into one request: now"
     assert gathering.due(10.003) == [0] and len(gathering) == 4
-    assert gathering.take(0) == {PLACE: [(1, 3), (9, 9)]} and not gathering
-    gathering.put_back(0, PLACE, [(1, 3)], 11.0)
-    gathering.add(0, PLACE, 4, 10.9)
+    assert gathering.take(0) == {SOURCE: [(1, 3), (9, 9)]} and not gathering
+    gathering.put_back(0, SOURCE, [(1, 3)], 11.0)
+    gathering.add(0, SOURCE, 4, 10.9)
     assert gathering.due(11.0) == [0] and gathering.next_due(but=[0]) == float("inf")
-    assert gathering.take(0) == {PLACE: [(1, 4)]}
+    assert gathering.take(0) == {SOURCE: [(1, 4)]}
 
 
 # ------------------------------------------------------------ what came

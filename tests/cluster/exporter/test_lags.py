@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from escrowmq.actors.admin.group_places import describe_groups
+from escrowmq.actors.admin.group_offsets import describe_groups
 from escrowmq.actors.client.consumer_groups import coordinator_group
 from escrowmq.actors.client.router import Router
 from escrowmq.cluster.exporter import looking as looking

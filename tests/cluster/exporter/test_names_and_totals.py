@@ -9,22 +9,22 @@ import pytest
 from escrowmq.cluster.exporter.series import FORGET_AFTER_S, OTHER, Names, Totals
 
 
-def test_further_names_share_a_place_and_the_log_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_further_names_share_a_slot_and_the_log_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
     names = Names("app", 2)
     with caplog.at_level(logging.WARNING):
-        assert [names.place(name, 0.0) for name in "abcad"] == ["a", "b", OTHER, "a", OTHER]
+        assert [names.label_of(name, 0.0) for name in "abcad"] == ["a", "b", OTHER, "a", OTHER]
     assert names.limited
     (said,) = caplog.messages
     assert said == "there are more than 2 values of label 'app'; the others are counted as 'other'"
 
 
-def test_a_place_is_free_again_when_nothing_was_heard_of_it_for_long() -> None:
+def test_a_slot_is_free_again_when_nothing_was_heard_of_it_for_long() -> None:
     names = Names("app", 2)
     for name in "abc":
-        names.place(name, 0.0)
-    names.place("b", FORGET_AFTER_S - 1)
+        names.label_of(name, 0.0)
+    names.label_of("b", FORGET_AFTER_S - 1)
     assert names.tidy(FORGET_AFTER_S) == ["a"]
-    assert names.place("c", FORGET_AFTER_S) == "c"
+    assert names.label_of("c", FORGET_AFTER_S) == "c"
     names.tidy(FORGET_AFTER_S)
     assert not names.limited
 

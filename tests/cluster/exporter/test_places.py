@@ -41,7 +41,7 @@ def shown(series: Series, found: Found) -> dict[str, object]:
     return {labels[1]: value for (of, labels), value in series.of(found).items() if of == name}
 
 
-def test_an_app_without_open_transactions_takes_no_place() -> None:
+def test_an_app_without_open_transactions_takes_no_slot() -> None:
     series = Series(apps_max=2)
     assert shown(series, opened(0, idle=0, gone=0, small=1, large=9)) == {"large": 9, "small": 1}
     assert shown(series, opened(1, idle=0, gone=0, small=0, large=9, new=3)) == {
@@ -51,7 +51,7 @@ def test_an_app_without_open_transactions_takes_no_place() -> None:
     }
 
 
-def test_it_gives_its_place_back_when_it_has_had_none_for_long() -> None:
+def test_it_gives_its_slot_back_when_it_has_had_none_for_long() -> None:
     series = Series(apps_max=1)
     assert shown(series, opened(0, first=1)) == {"first": 1}
     assert shown(series, opened(10, first=0, second=2)) == {"first": 0, "other": 2}

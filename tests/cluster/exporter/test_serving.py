@@ -106,7 +106,7 @@ def test_readers_that_say_nothing_keep_nobody_out_for_long(
             while late.recv(100):
                 pass
             raise ConnectionError  # closed without an answer
-        wait_until(lambda: _answers(server), what="a place again")
+        wait_until(lambda: _answers(server), what="a slot again")
 
 
 def _answers(server: Server) -> bool:

@@ -98,7 +98,7 @@ def test_a_group_needs_a_name_that_topics_can_bear(cluster: InMemoryCluster, gro
 def test_a_share_group_is_not_read_by_offsets(cluster: InMemoryCluster) -> None:
     make_share_group(cluster)
     with pytest.raises(GroupKindMismatch) as caught:
-        cluster.consumer("mail", ["orders"])  # it commits its first places
+        cluster.consumer("mail", ["orders"])  # it commits its first offsets
     assert (caught.value.group, caught.value.kind) == ("mail", "share")
     with (
         cluster.consumer("mail", ["orders"], auto_offset_reset="earliest") as consumer,
@@ -144,7 +144,7 @@ def test_a_share_group_is_described_by_what_is_not_final(cluster: InMemoryCluste
         assert cluster.admin._submit(0, request)[0] == ResultCode.OK
     share = cluster.admin.describe_group("mail").share
     assert share is not None
-    (place,) = share.partitions
-    assert (place.topic, place.start, place.end, place.lag, place.ranges) == ("orders", 3, 10, 5, 1)
+    (each,) = share.partitions
+    assert (each.topic, each.start, each.end, each.lag, each.ranges) == ("orders", 3, 10, 5, 1)
     assert (share.lag, share.leased, share.retrying, share.dead) == (5, 0, 0, 0)
     assert cluster.admin.describe_group("mail").lag == 5

@@ -56,8 +56,8 @@ def test_what_a_join_said_was_lost_is_not_claimed_by_the_next(cluster: InMemoryC
     cluster.clock.advance(8)
     assert drain(first) == []
     first.commit()
-    (place,) = cluster.admin.describe_group("g").partitions
-    assert place.committed == 3, "it is not set back"
+    (each,) = cluster.admin.describe_group("g").partitions
+    assert each.committed == 3, "it is not set back"
 
 
 def test_a_member_whose_first_join_was_not_answered_does_not_go_on_where_another_has_read(
@@ -92,8 +92,8 @@ def test_a_member_whose_first_join_was_not_answered_does_not_go_on_where_another
     cluster.clock.advance(16)
     assert len(joins) == 2 and drain(first) == []
     first.commit()
-    (place,) = cluster.admin.describe_group("g").partitions
-    assert place.committed == 3, "it is not set back"
+    (each,) = cluster.admin.describe_group("g").partitions
+    assert each.committed == 3, "it is not set back"
 
 
 def test_a_group_that_lives_is_not_changed_because_its_leader_is_new(cluster: InMemoryCluster) -> None:
@@ -103,16 +103,16 @@ def test_a_group_that_lives_is_not_changed_because_its_leader_is_new(cluster: In
     assert len(drain(consumer)) == 3
     consumer.commit()
     groups = fail_over(cluster)
-    places = {"orders": {0: 3}}
-    assert groups.delete("g", places) == AGAIN
-    assert groups.commit("g", "", 1, places) == AGAIN, "a reset by an operator"
+    offsets = {"orders": {0: 3}}
+    assert groups.delete("g", offsets) == AGAIN
+    assert groups.commit("g", "", 1, offsets) == AGAIN, "a reset by an operator"
     cluster.clock.advance(5)
     for change in (cluster.admin.delete_group, lambda group: cluster.admin.reset_group(group, "earliest")):
         with pytest.raises(GroupNotEmpty):
             change("g")
     consumer.commit()
-    (place,) = cluster.admin.describe_group("g").partitions
-    assert place.committed == 3
+    (each,) = cluster.admin.describe_group("g").partitions
+    assert each.committed == 3
 
 
 def test_a_group_without_members_is_deleted_once_a_new_leader_has_waited_for_them(

@@ -48,10 +48,10 @@ def test_a_message_is_shown_as_it_was_sent(cluster: InMemoryCluster) -> None:
 
 
 def test_a_key_is_looked_for_where_the_producer_puts_it(cluster: InMemoryCluster) -> None:
-    places = send(cluster, *(Message("orders", str(n).encode(), b"k%d" % (n % 7)) for n in range(50)))
+    sent = send(cluster, *(Message("orders", str(n).encode(), b"k%d" % (n % 7)) for n in range(50)))
     for n in range(7):
         found = cluster.admin.find("orders", key=f"k{n}")
-        assert offsets(found) == places[n::7] and found.after is None
+        assert offsets(found) == sent[n::7] and found.after is None
         assert [message.value for message in found.messages] == [str(m).encode() for m in range(n, 50, 7)]
     assert not cluster.admin.find("orders", key="k7").messages
 
@@ -70,21 +70,21 @@ def test_a_transaction_is_found_in_all_partitions(cluster: InMemoryCluster) -> N
 
 
 def test_business_keys_are_found_each_by_itself(cluster: InMemoryCluster) -> None:
-    (place, other) = send(
+    (first, other) = send(
         cluster,
         Message("orders", b"", keys=["order-17", "kim"], headers={"h": b"x"}),
         Message("orders", b"", headers={"keys": b" kim\torder-18 "}),
     )
-    assert offsets(cluster.admin.find("orders", business_key="order-17")) == [place]
-    assert offsets(cluster.admin.find("orders", business_key="kim")) == sorted([place, other])
+    assert offsets(cluster.admin.find("orders", business_key="order-17")) == [first]
+    assert offsets(cluster.admin.find("orders", business_key="kim")) == sorted([first, other])
     assert not cluster.admin.find("orders", business_key="order").messages
-    assert cluster.admin.message("orders", *place).headers == {"h": b"x", "keys": b"order-17 kim"}
+    assert cluster.admin.message("orders", *first).headers == {"h": b"x", "keys": b"order-17 kim"}
 
 
 def test_headers_are_looked_through_up_to_a_limit(
     cluster: InMemoryCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    places = send(
+    sent = send(
         cluster,
         *(
             Message("orders", b"", headers={"who": b"kim" if n % 5 else b"lee"}, partition=1)
@@ -96,7 +96,7 @@ def test_headers_are_looked_through_up_to_a_limit(
     while after is not None or not calls:
         answer = cluster.admin.find("orders", header=("who", b"lee"), after=after)
         found, after, calls = found + offsets(answer), answer.after, calls + 1
-    assert found == places[::5] and calls == 3
+    assert found == sent[::5] and calls == 3
     assert not cluster.admin.find("orders", header=("lee", "who"), partitions=[1]).messages
 
 
@@ -229,7 +229,7 @@ def test_a_wrong_question_is_refused(cluster: InMemoryCluster, question: dict[st
         cluster.admin.find("orders", **question)
 
 
-def test_a_place_of_another_question_is_refused(cluster: InMemoryCluster) -> None:
+def test_a_continuation_of_another_question_is_refused(cluster: InMemoryCluster) -> None:
     send(cluster, *(Message("orders", b"", b"k", partition=0) for _ in range(5)))
     answer = cluster.admin.find("orders", key="k", partitions=[0], limit=2)
     with pytest.raises(ConfigError, match="another question"):
@@ -252,7 +252,7 @@ def test_business_keys_are_a_list_of_at_most_64_and_the_only_header_of_that_name
     assert Message("orders", keys=[]).headers == {}
 
 
-def test_unknown_places_are_named(cluster: InMemoryCluster) -> None:
+def test_unknown_offsets_are_named(cluster: InMemoryCluster) -> None:
     admin = cluster.admin
     for ask in (admin.message, admin.trace):
         with pytest.raises(UnknownTopic):

@@ -30,7 +30,7 @@ def found(kind: str, start: int, within: int = 6) -> set[str]:
     return set()
 
 
-def test_planted_a_nack_moves_the_place_over_uncommitted_work(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_planted_a_nack_moves_the_offset_over_uncommitted_work(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PartitionState, "has_work_before", lambda self, offset: False)
     assert "skipped" in found("ordered", 0)
 

@@ -71,7 +71,7 @@ def invoices(cluster: InMemoryCluster) -> list[int]:
         return sorted(int(record.value) for record in consumer.poll(max_records=1_000))
 
 
-def place(cluster: InMemoryCluster, partition: int = 0) -> int | None:
+def group_offset(cluster: InMemoryCluster, partition: int = 0) -> int | None:
     with cluster.consumer(GROUP) as consumer:
         return consumer.committed("orders", partition)
 
@@ -79,7 +79,7 @@ def place(cluster: InMemoryCluster, partition: int = 0) -> int | None:
 def test_orders_become_invoices_and_the_group_is_behind_them(cluster: InMemoryCluster) -> None:
     drain(cluster)
     assert invoices(cluster) == list(range(ORDERS))
-    assert (place(cluster), place(cluster, 1)) == (6, 6)
+    assert (group_offset(cluster), group_offset(cluster, 1)) == (6, 6)
 
 
 @pytest.mark.parametrize("when", ["poll", "send_offsets", "send", "prepare"])
@@ -111,12 +111,12 @@ def test_of_two_members_that_have_polled_the_same_one_prepares(cluster: InMemory
             one.send_offsets(first)
             one.send(*(Message("invoices", record.value) for record in records))
             one.prepare()
-            places = {("orders", 0): (-1, 6), ("orders", 1): (-1, 6)}
+            given = {("orders", 0): (-1, 6), ("orders", 1): (-1, 6)}
             with pytest.raises(OffsetsPending), producer.transaction(local=False) as two:
-                two.send_offsets(GROUP, places)
+                two.send_offsets(GROUP, given)
                 two.send(Message("invoices", b"99"))
         with pytest.raises(OffsetsMoved) as moved, producer.transaction(local=False) as two:
-            two.send_offsets(GROUP, places)
+            two.send_offsets(GROUP, given)
             two.send(Message("invoices", b"99"))
         assert (moved.value.group, moved.value.committed) == (GROUP, 6)
         assert transform(first, producer) == 0, "the next transaction begins where the last one ended"
@@ -142,7 +142,7 @@ def test_a_new_reader_waits_for_the_outcome(cluster: InMemoryCluster) -> None:
     with cluster.producer("shop") as producer:
         for commit in (False, True):
             with producer.transaction(local=False) as tx:
-                begin = -1 if place(cluster) is None else 0
+                begin = -1 if group_offset(cluster) is None else 0
                 tx.send_offsets(GROUP, {("orders", 0): (begin, 2)})
                 tx.prepare()
                 with member(cluster) as consumer:
@@ -183,12 +183,12 @@ def test_the_successor_of_a_named_member_does_not_wait_for_its_time_out(
         tx.send(*(Message("invoices", record.value) for record in records))
         tx.prepare()
     waits, began = 0, cluster.clock.time()
-    places = {("orders", 0): (-1, 6), ("orders", 1): (-1, 6)}
+    given = {("orders", 0): (-1, 6), ("orders", 1): (-1, 6)}
     with process() as successor:
         while waits <= 2 * hour_s:
             try:
                 with successor.transaction(local=False) as tx:
-                    tx.send_offsets(GROUP, places)
+                    tx.send_offsets(GROUP, given)
                     tx.send(*(Message("invoices", record.value) for record in records))
                 break
             except OffsetsPending as pending:
@@ -196,7 +196,7 @@ def test_the_successor_of_a_named_member_does_not_wait_for_its_time_out(
                 cluster.clock.advance(pending.retry_after_s if named else hour_s / 10)
     took_s = cluster.clock.time() - began
     assert waits <= 1 and took_s < 5 if named else took_s >= hour_s
-    assert (place(cluster), place(cluster, 1)) == (6, 6)
+    assert (group_offset(cluster), group_offset(cluster, 1)) == (6, 6)
     assert invoices(cluster) == list(range(ORDERS))
 
 
@@ -235,7 +235,7 @@ def test_it_ends_at_the_lowest_record_that_was_nacked(cluster: InMemoryCluster) 
         consumer.nack(records[3], delay_s=60)
         with producer.transaction(local=False) as tx:
             tx.send_offsets(consumer)
-        assert (place(cluster), place(cluster, 1)) == (3, 6)
+        assert (group_offset(cluster), group_offset(cluster, 1)) == (3, 6)
 
 
 def test_with_a_local_transaction_it_works_the_same(cluster: InMemoryCluster) -> None:
@@ -246,8 +246,8 @@ def test_with_a_local_transaction_it_works_the_same(cluster: InMemoryCluster) ->
             tx.send(*(Message("invoices", record.value) for record in records))
             tx.prepare()
             cluster.clock.advance(5)
-            assert place(cluster) is None
-    assert invoices(cluster) == list(range(ORDERS)) and place(cluster) == 6
+            assert group_offset(cluster) is None
+    assert invoices(cluster) == list(range(ORDERS)) and group_offset(cluster) == 6
 
 
 def test_plain_commits_resets_and_deletions_wait(cluster: InMemoryCluster) -> None:
@@ -315,9 +315,9 @@ def test_mistakes_with_a_consumer_are_typed_errors(cluster: InMemoryCluster) -> 
             producer.transaction(local=False) as tx,
         ):
             tx.send_offsets(alone)
-        drain_place = {("orders", 0): (-1, 6)}
+        drained = {("orders", 0): (-1, 6)}
         with producer.transaction(local=False) as tx:
-            tx.send_offsets(GROUP, drain_place)
+            tx.send_offsets(GROUP, drained)
         consumer.poll(timeout_s=1)
         consumer.seek("orders", 0, 2)
         consumer.poll(max_records=1, timeout_s=1)
@@ -373,7 +373,7 @@ def test_what_a_later_poll_has_lost_is_in_no_transaction(cluster: InMemoryCluste
     assert invoices(cluster) == list(range(ORDERS))
 
 
-def test_a_topic_that_was_created_again_gets_no_old_place(cluster: InMemoryCluster) -> None:
+def test_a_topic_that_was_created_again_gets_no_old_group_offset(cluster: InMemoryCluster) -> None:
     with member(cluster) as consumer, cluster.producer("shop") as producer:
         consumer.poll(max_records=100)
         with producer.transaction(local=False) as tx:
@@ -382,7 +382,7 @@ def test_a_topic_that_was_created_again_gets_no_old_place(cluster: InMemoryClust
             tx.prepare()
             cluster.admin.delete_topic("orders")
             cluster.admin.create_topic("orders", partitions=2)
-    assert invoices(cluster) == [1] and place(cluster) is None
+    assert invoices(cluster) == [1] and group_offset(cluster) is None
 
 
 def test_asyncio_does_the_same(cluster: InMemoryCluster) -> None:
@@ -396,14 +396,14 @@ def test_asyncio_does_the_same(cluster: InMemoryCluster) -> None:
         consumer.close()
 
     asyncio.run(run())
-    assert invoices(cluster) == list(range(ORDERS)) and place(cluster) == 6
+    assert invoices(cluster) == list(range(ORDERS)) and group_offset(cluster) == 6
 
 
 @pytest.mark.parametrize("ends", ["refused", "cancelled"])
 def test_orders_that_no_transaction_has_taken_come_again(
     cluster: InMemoryCluster, monkeypatch: pytest.MonkeyPatch, ends: str
 ) -> None:
-    """The places had to be looked up, and that failed, or took too long for the caller."""
+    """The given had to be looked up, and that failed, or took too long for the caller."""
     looked = threading.Event()
 
     def look_up(core: object) -> None:
@@ -420,7 +420,7 @@ def test_orders_that_no_transaction_has_taken_come_again(
 
     with member(cluster) as consumer, cluster.producer("shop") as producer:
         with monkeypatch.context() as patched:
-            patched.setattr(group_work, "_look_up_places", look_up)
+            patched.setattr(group_work, "_look_up_committed", look_up)
             if ends == "refused":
                 with pytest.raises(Unavailable):
                     transform(consumer, producer)
@@ -513,13 +513,13 @@ def test_an_abort_takes_a_nack_back_with_everything_before_it(cluster: InMemoryC
                 bill(consumer, tx, records, b"" if before else b"6")
                 if aborts:
                     raise ZeroDivisionError
-        assert place(cluster) == 3 and invoices(cluster) == [0, 2, 4]
+        assert group_offset(cluster) == 3 and invoices(cluster) == [0, 2, 4]
         (letters, again) = cluster.admin.dead_letters(GROUP), of_partition(consumer.poll(timeout_s=3))
         assert letters == [] and [(r.offset, r.attempt) for r in again] == [(3, 2), (4, 1), (5, 1)]
         with producer.transaction(local=False) as tx:
             tx.send_offsets(consumer)
             bill(consumer, tx, again)
-        assert place(cluster) == 6 and invoices(cluster) == list(range(0, ORDERS, 2))
+        assert group_offset(cluster) == 6 and invoices(cluster) == list(range(0, ORDERS, 2))
 
 
 def test_a_nack_counts_at_once_where_the_transaction_has_nothing_of_the_partition(
@@ -534,7 +534,7 @@ def test_a_nack_counts_at_once_where_the_transaction_has_nothing_of_the_partitio
                 consumer.nack(records[0])
                 raise ZeroDivisionError
         assert [letter.origin.offset for letter in cluster.admin.dead_letters(GROUP)] == [0]
-        assert place(cluster) == 1
+        assert group_offset(cluster) == 1
 
 
 def test_an_abort_leaves_a_pause_alone_of_whose_partition_it_has_nothing(cluster: InMemoryCluster) -> None:
@@ -555,7 +555,7 @@ def test_a_rejection_that_waits_is_none_once_the_application_seeks(cluster: InMe
         consumer.seek("orders", 0, 3)
         consumer.commit()
         assert [record.offset for record in consumer.poll(timeout_s=3)] == [3, 4, 5]
-        assert place(cluster) == 3 and not cluster.admin.dead_letters(GROUP)
+        assert group_offset(cluster) == 3 and not cluster.admin.dead_letters(GROUP)
 
 
 def test_an_attempt_of_a_committed_transaction_is_known_to_the_next_member(cluster: InMemoryCluster) -> None:
@@ -571,7 +571,7 @@ def test_an_attempt_of_a_committed_transaction_is_known_to_the_next_member(clust
 
 
 @pytest.mark.parametrize("commits", [True, False])
-def test_a_message_dies_with_the_transaction_that_moves_the_place_to_it(
+def test_a_message_dies_with_the_transaction_that_moves_the_offset_to_it(
     cluster: InMemoryCluster, commits: bool
 ) -> None:
     with in_order(cluster) as consumer, cluster.producer("shop") as producer:
@@ -585,7 +585,7 @@ def test_a_message_dies_with_the_transaction_that_moves_the_place_to_it(
         again = of_partition(consumer.poll(timeout_s=0.5))
         assert [record.offset for record in again] == ([4, 5] if commits else list(range(6)))
         assert [letter.reason for letter in cluster.admin.dead_letters(GROUP)] == ["hopeless"] * commits
-        assert place(cluster) == (4 if commits else None)
+        assert group_offset(cluster) == (4 if commits else None)
 
 
 def test_a_commit_counts_a_nack_and_says_if_it_cannot(cluster: InMemoryCluster) -> None:
@@ -595,11 +595,11 @@ def test_a_commit_counts_a_nack_and_says_if_it_cannot(cluster: InMemoryCluster) 
         cluster.fail_next("nack", Unavailable)
         with pytest.raises(Unavailable):
             consumer.commit()
-        assert place(cluster) == 2
+        assert group_offset(cluster) == 2
         (again, *_) = of_partition(consumer.poll(timeout_s=10))
         assert (again.offset, again.attempt) == (2, 1)
         consumer.reject(again)
-        assert place(cluster) == 3 and len(cluster.admin.dead_letters(GROUP)) == 1
+        assert group_offset(cluster) == 3 and len(cluster.admin.dead_letters(GROUP)) == 1
 
 
 @pytest.mark.parametrize("retry", [True, False])
@@ -664,7 +664,7 @@ def test_asyncio_nacks_in_the_block(cluster: InMemoryCluster) -> None:
         producer.close()
 
     asyncio.run(run())
-    assert place(cluster) == 4 and invoices(cluster) == [0, 2, 4]
+    assert group_offset(cluster) == 4 and invoices(cluster) == [0, 2, 4]
     assert len(cluster.admin.dead_letters(GROUP)) == 1
 
 
@@ -728,7 +728,7 @@ def test_what_is_not_read_again_stays_in_its_transaction(cluster: InMemoryCluste
         assert [record.offset for record in of_partition(consumer.poll(timeout_s=1))] == [3, 4, 5]
         with pytest.raises(InvalidMessage, match="nack before prepare"):
             consumer.reject(first[2])
-        assert place(cluster) == 6 and not cluster.admin.dead_letters(GROUP)
+        assert group_offset(cluster) == 6 and not cluster.admin.dead_letters(GROUP)
         consumer.reject(first[3])
         assert len(cluster.admin.dead_letters(GROUP)) == 1
 
@@ -755,7 +755,7 @@ def test_what_a_transaction_has_is_not_nacked_behind_one_that_failed(
             assert [record.value for record in consumer.poll(timeout_s=3)] == [b"12"]
         with pytest.raises(InvalidMessage, match="nack before prepare"):
             consumer.nack(of_partition(list(records))[0], 0)
-        assert consumer.poll(timeout_s=3) == [] and place(cluster) == 6
+        assert consumer.poll(timeout_s=3) == [] and group_offset(cluster) == 6
 
 
 def test_a_member_that_has_its_partition_back_cannot_nack_what_it_had_before(
@@ -773,7 +773,7 @@ def test_a_member_that_has_its_partition_back_cannot_nack_what_it_had_before(
         assert [record.value for record in polled(consumer, 1)] == [b"12"]
         with pytest.raises(InvalidMessage, match="nack before prepare"):
             consumer.reject(stale[2])
-        assert place(cluster) == 6 and not cluster.admin.dead_letters(GROUP)
+        assert group_offset(cluster) == 6 and not cluster.admin.dead_letters(GROUP)
 
 
 @pytest.mark.parametrize("aio", [False, True])
@@ -815,7 +815,7 @@ def test_run_handles_what_it_reads_again_behind_a_transaction(
             consumer.run(handle, stop=stop)
         again = [(3, 1)] * (failures - 1) + [(3, 2)]
         assert seen == [(0, 1), (1, 1), (2, 1), (3, 1), *again, (4, 1), (5, 1)]
-        assert place(cluster) == 6
+        assert group_offset(cluster) == 6
 
 
 def test_run_passes_what_its_handler_has_committed_before_it_failed(cluster: InMemoryCluster) -> None:

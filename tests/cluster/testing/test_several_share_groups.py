@@ -26,7 +26,7 @@ class ThreeGroups(InMemoryCluster):
 def cluster() -> Iterator[InMemoryCluster]:
     with ThreeGroups() as made:
         made.admin.create_topic(TOPIC, partitions=PARTITIONS)
-        hosts = {place.group for place in made.admin.describe_topic(TOPIC).partitions}
+        hosts = {each.group for each in made.admin.describe_topic(TOPIC).partitions}
         assert hosts == {0, 1, 2}
         yield made
 
@@ -144,7 +144,7 @@ def test_counts_of_all_broker_groups_are_added_up(cluster: InMemoryCluster) -> N
         share = cluster.admin.describe_group(GROUP).share
         assert share is not None and (share.lag, share.leased) == (PARTITIONS, PARTITIONS)
         assert (share.retrying, share.retrying_later, share.dead) == (PARTITIONS, PARTITIONS, PARTITIONS)
-        assert all((place.lag, place.leased) == (1, 1) for place in share.partitions)
+        assert all((each.lag, each.leased) == (1, 1) for each in share.partitions)
         for partition in range(PARTITIONS):
             states = [cluster.admin.trace(TOPIC, partition, n).groups[0].state for n in range(3)]
             assert states == ["dead", "retrying", "leased"]

@@ -74,7 +74,7 @@ def test_messages_are_divided_and_what_is_acked_never_comes_again(cluster: InMem
     assert first.statistics().acked == len(mine) and first.statistics().held == 0
 
 
-def test_a_record_has_its_place_its_attempt_and_its_origin(cluster: InMemoryCluster) -> None:
+def test_a_record_has_its_offset_its_attempt_and_its_origin(cluster: InMemoryCluster) -> None:
     queue = queue_of(cluster)
     with cluster.producer("shop") as producer:
         sent = producer.send(Message("orders", b"v", b"key", {"h": b"1"}, partition=1)).result(0)

@@ -1,4 +1,4 @@
-"""What share groups and operators are told of places that are not there."""
+"""What share groups and operators are told of offsets that are not there."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_an_ack_beyond_the_end_says_which_range_there_is(
     core = queue.core
     with core.condition:
         batch = core._held_batches.find(records[0])
-        core._session.ack_accumulator.add(batch.gid, batch.place, 17, core.clock())
+        core._session.ack_accumulator.add(batch.gid, batch.source, 17, core.clock())
     with pytest.raises(OffsetOutOfRange, match=r"offset 17 of orders/0 .* \[0, 3\]") as caught:
         queue.flush()
     assert (caught.value.start, caught.value.end) == (0, 3) and "seek" not in str(caught.value)

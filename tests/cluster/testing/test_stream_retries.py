@@ -129,8 +129,8 @@ def test_the_group_is_described_with_what_it_has_failed(cluster: InMemoryCluster
     assert found.kind == "stream" and found.share is not None and found.share.dead == 1
     later = 1 if order == "concurrent" else 0  # only the consumer knows how long its partition waits
     assert (found.share.retrying, found.share.retrying_later) == (1, later)
-    (place,) = [place for place in found.partitions if place.topic == TOPIC]
-    assert (place.committed, place.attempts) == ((2, 0) if order == "concurrent" else (1, 1))
+    (each,) = [each for each in found.partitions if each.topic == TOPIC]
+    assert (each.committed, each.attempts) == ((2, 0) if order == "concurrent" else (1, 1))
     (told,) = cluster.admin.trace(TOPIC, 0, 1).groups
     assert (told.kind, told.state, told.attempt) == ("stream", "retrying", 2)
     assert (told.due_ms is None) is (order == "ordered")
@@ -139,7 +139,7 @@ def test_the_group_is_described_with_what_it_has_failed(cluster: InMemoryCluster
     consumer.commit()
     found = cluster.admin.describe_group(GROUP)
     assert found.share is not None and found.share.retrying == 0
-    assert [place.attempts for place in found.partitions] == [0] * len(found.partitions)
+    assert [each.attempts for each in found.partitions] == [0] * len(found.partitions)
     (told,) = cluster.admin.trace(TOPIC, 0, 1).groups
     assert told.state == ("done" if order == "concurrent" else "passed")
 
@@ -340,7 +340,7 @@ def test_ordered_other_partitions_go_on(cluster: InMemoryCluster) -> None:
     assert values(consumer.poll(timeout_s=61.0)) == [b"0", b"2", b"4", b"6"]
 
 
-def test_ordered_attempts_go_with_the_place(cluster: InMemoryCluster) -> None:
+def test_ordered_attempts_go_with_the_offset(cluster: InMemoryCluster) -> None:
     """A rebalance, or a consumer that dies, does not give a message new attempts."""
     send(cluster, b"bad", b"good")
     for attempt in (1, 2):
@@ -356,7 +356,7 @@ def test_ordered_attempts_go_with_the_place(cluster: InMemoryCluster) -> None:
     (letter,) = cluster.admin.dead_letters(GROUP)
     assert letter.attempts == 3
     with consumer_of(cluster, "ordered") as other:
-        assert past(other.poll()) == [(b"good", 1)], "the place is behind the dead letter"
+        assert past(other.poll()) == [(b"good", 1)], "the offset is behind the dead letter"
 
 
 @pytest.mark.parametrize("goes_back", ["reset", "seek", "reset of what is not done"])

@@ -31,7 +31,7 @@ def found(order: str) -> set[str]:
 
 
 def test_planted_an_attempt_is_forgotten_over_a_rebalance(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(OrderedRetries, "found", lambda self, places: None)
+    monkeypatch.setattr(OrderedRetries, "found", lambda self, messages: None)
     assert found("ordered") == {"over-attempts"}
 
 

@@ -14,8 +14,7 @@ from typing import Any
 
 from escrowmq.feedback.answering.answering import Answering
 from escrowmq.feedback.answering.query_pool import QueryPool
-from escrowmq.feedback.answering.shard_link import AskedCheck, FeedbackLost, Respondent
-from escrowmq.feedback.answering.shard_link import Place as At
+from escrowmq.feedback.answering.shard_link import AskedCheck, FeedbackLost, GroupTopic, Respondent
 from escrowmq.feedback.asking.shard import FeedbackShard
 from escrowmq.feedback.config import AnswererConfig, FeedbackConfig
 from escrowmq.feedback.states import TransactionState
@@ -49,7 +48,7 @@ class LocalPort:
             raise FeedbackLost("killed")
         return result
 
-    async def answer(self, instance: str, answers: Sequence[tuple[At, str, str, str, int]]) -> Any:
+    async def answer(self, instance: str, answers: Sequence[tuple[GroupTopic, str, str, str, int]]) -> Any:
         if self.cut:
             raise FeedbackLost("killed")
         return self.feedback.answer(self.app, instance, answers)
@@ -58,7 +57,7 @@ class LocalPort:
         self.feedback.leave(self.app, instance, idle)
 
 
-class Place:
+class Scene:
     """Broker groups, and feedback processes, started on demand."""
 
     def __init__(self, shards: int) -> None:
@@ -100,8 +99,8 @@ class Place:
 
 
 @asynccontextmanager
-async def place(shards: int = 1) -> AsyncIterator[Place]:
-    it = Place(shards)
+async def scene(shards: int = 1) -> AsyncIterator[Scene]:
+    it = Scene(shards)
     it.brokers.groups[0].topic("orders")
     try:
         yield it
@@ -121,7 +120,7 @@ async def soon(condition: Callable[[], Any], within_s: float = 20.0) -> float:
 
 def test_a_restarted_producer_is_asked_about_what_its_predecessor_left_open() -> None:
     async def main() -> None:
-        async with place() as p:
+        async with scene() as p:
             group = p.brokers.groups[0]
             group.topic("invoices")
             group.prepare("t1")
@@ -137,7 +136,7 @@ def test_a_producer_with_a_thousand_topics_parks_one_poll_at_each_process() -> N
     """It parked one per topic, and none beyond 256 topics: transactions open in those were never checked."""
 
     async def main() -> None:
-        async with place(shards=2) as p:
+        async with scene(shards=2) as p:
             group, names = p.brokers.groups[0], [f"topic-{n}" for n in range(1_000)]
             answering = p.producer("p1", lambda tx, q: COMMITTED)
             for name in names:
@@ -154,7 +153,7 @@ def test_a_producer_with_a_thousand_topics_parks_one_poll_at_each_process() -> N
 
 def test_hundreds_of_checks_flow_without_waiting_for_polls_to_end() -> None:
     async def main() -> None:
-        async with place() as p:
+        async with scene() as p:
             group = p.brokers.groups[0]
             for i in range(600):
                 group.prepare(f"t{i}", timeout_ms=1)
@@ -174,7 +173,7 @@ def test_a_killed_feedback_actor_is_found_again_and_answers_under_way_arrive() -
         return COMMITTED
 
     async def main() -> None:
-        async with place() as p:
+        async with scene() as p:
             group = p.brokers.groups[0]
             p.producer("p1", gated)
             group.prepare("t1", timeout_ms=1)
@@ -200,7 +199,7 @@ def test_a_hanging_querier_is_answered_for_and_other_checks_go_on() -> None:
         return COMMITTED
 
     async def main() -> None:
-        async with place() as p:
+        async with scene() as p:
             group = p.brokers.groups[0]
             answering = p.producer("p1", hang_on_h)
             group.prepare("h", timeout_ms=1)
@@ -216,7 +215,7 @@ def test_a_hanging_querier_is_answered_for_and_other_checks_go_on() -> None:
 
 def test_a_transaction_that_still_runs_here_is_put_off_without_asking() -> None:
     async def main() -> None:
-        async with place() as p:
+        async with scene() as p:
             group = p.brokers.groups[0]
             asked: list[str] = []
 
@@ -235,7 +234,7 @@ def test_a_transaction_that_still_runs_here_is_put_off_without_asking() -> None:
 
 def test_a_producer_that_closes_leaves_its_seat() -> None:
     async def main() -> None:
-        async with place() as p:
+        async with scene() as p:
             p.producer("p1", lambda tx, q: COMMITTED)
             await soon(lambda: p.ports and p.ports[0].polls == 1)
             p.tasks[0].cancel()
@@ -252,10 +251,10 @@ def test_a_producer_that_closes_leaves_its_seat() -> None:
 class Service:
     """One instance of a service: orders in a SQLite file that both share, and a querier without a fence."""
 
-    def __init__(self, place: Place, name: str, database: Path) -> None:
+    def __init__(self, scene: Scene, name: str, database: Path) -> None:
         self.name, self.running = name, set[str]()
-        self._group, self._database = place.brokers.groups[0], database
-        self.answering = place.producer(
+        self._group, self._database = scene.brokers.groups[0], database
+        self.answering = scene.producer(
             name, self._look_up, self.running.__contains__, idle=lambda: not self.running
         )
 
@@ -289,7 +288,7 @@ def test_two_instances_with_a_slow_database_tear_nothing(tmp_path: Path) -> None
         db.execute("CREATE TABLE orders (id TEXT PRIMARY KEY)")
 
     async def main() -> None:
-        async with place() as p:
+        async with scene() as p:
             services = [Service(p, name, database) for name in ("a", "b")]
             await soon(lambda: p.ports and p.ports[0].polls == 2)
             await asyncio.sleep(0.2)
@@ -308,7 +307,7 @@ def test_a_service_that_closes_leaves_its_undecided_ones_to_the_other_at_once(tm
         db.execute("CREATE TABLE orders (id TEXT PRIMARY KEY)")
 
     async def main() -> None:
-        async with place() as p:
+        async with scene() as p:
             for name in ("a", "b"):
                 Service(p, name, database)
             await soon(lambda: p.ports and p.ports[0].polls == 2)

@@ -106,18 +106,18 @@ def test_nobody_s_poll_ends_by_the_nonsense_of_another() -> None:
 
 
 def test_what_producers_send_is_taken_as_it_is() -> None:
-    placed = checks.working_of((((1, "orders"), "a", 7), [[0, "bills"], "b", 0]))
-    assert placed == [(((1, "orders"), "a"), 7), (((0, "bills"), "b"), 0)]
+    found = checks.working_of((((1, "orders"), "a", 7), [[0, "bills"], "b", 0]))
+    assert found == [(((1, "orders"), "a"), 7), (((0, "bills"), "b"), 0)]
     assert (checks.room_of(0), checks.wait_of(2), checks.wait_of(math.inf)) == (0, 2.0, 1e9)
     ((key, state, trouble, index),) = checks.answers_of([[(3, "orders"), "a", "UNKNOWN", "timed out", 5]])
     assert (key, state.value, trouble.value, index) == (((3, "orders"), "a"), "UNKNOWN", "timed out", 5)
 
 
 @pytest.mark.parametrize(
-    "place", [None, 0, "ab", (), (0,), (0, "t", 1), ("0", "t"), (-1, "t"), (0, ""), (0, 5)]
+    "source", [None, 0, "ab", (), (0,), (0, "t", 1), ("0", "t"), (-1, "t"), (0, ""), (0, 5)]
 )
-def test_a_place_that_is_none_is_refused(place: Any) -> None:
+def test_a_source_that_is_none_is_refused(source: Any) -> None:
     with pytest.raises(InvalidMessage):
-        checks.working_of([(place, "a", 0)])
+        checks.working_of([(source, "a", 0)])
     with pytest.raises(InvalidMessage):
-        checks.answers_of([(place, "a", "COMMITTED", "", 0)])
+        checks.answers_of([(source, "a", "COMMITTED", "", 0)])

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from escrowmq.feedback.answering.query_pool import QueryPool
-from escrowmq.feedback.answering.shard_link import AskedCheck, Place, Respondent, ShardLink
+from escrowmq.feedback.answering.shard_link import AskedCheck, GroupTopic, Respondent, ShardLink
 from escrowmq.feedback.asking.app_producers import PollPace
 from escrowmq.feedback.asking.shard import FeedbackShard
 from escrowmq.feedback.config import AnswererConfig, FeedbackConfig
@@ -53,7 +53,7 @@ class BusyPort:
         self.ended[answer[0]] += 1
         return answer
 
-    async def answer(self, instance: str, answers: Sequence[tuple[Place, str, str, str, int]]) -> Any:
+    async def answer(self, instance: str, answers: Sequence[tuple[GroupTopic, str, str, str, int]]) -> Any:
         await self._processor()
         return self._feedback.answer("shop", instance, answers)
 

@@ -31,7 +31,7 @@ def test_pairs_beyond_the_bound_wait_for_others_and_it_says_so(caplog: pytest.Lo
     assert "further ones wait" in caplog.text
 
 
-def test_pairs_that_have_nothing_to_do_make_place_at_once() -> None:
+def test_pairs_that_have_nothing_to_do_make_room_at_once() -> None:
     async def main() -> None:
         async with processes(pairs_max=20) as p:
             p.producer("shop", always("COMMITTED"))
@@ -44,7 +44,7 @@ def test_pairs_that_have_nothing_to_do_make_place_at_once() -> None:
     run(main())
 
 
-def test_apps_beyond_the_bound_make_place_for_others_or_are_sent_away() -> None:
+def test_apps_beyond_the_bound_make_room_for_others_or_are_sent_away() -> None:
     async def main() -> None:
         async with processes(apps_max=5) as p:
             p.group.topic("orders")
@@ -120,7 +120,7 @@ def test_submits_of_many_topics_are_few_at_a_time(monkeypatch: pytest.MonkeyPatc
     run(main())
 
 
-def test_a_flood_of_topics_of_an_app_without_producers_takes_no_place_of_others() -> None:
+def test_a_flood_of_topics_of_an_app_without_producers_takes_no_slot_of_others() -> None:
     async def main() -> None:
         async with processes(pairs_max=20) as p:
             p.producer("crowd", always("COMMITTED"), room=0)

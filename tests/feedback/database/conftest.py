@@ -27,7 +27,7 @@ def server_of() -> Iterator[Callable[[str], Server | None]]:
 
 
 #: Each database by one of the two ways to reach it; by the other one in make test-long.
-PLACES = [
+DATABASES = [
     ("sqlite", "sqlalchemy"),
     ("postgresql", "plain"),
     ("mariadb", "sqlalchemy"),
@@ -37,23 +37,23 @@ PLACES = [
 ]
 
 
-@pytest.fixture(params=PLACES, ids="-".join)
-def place(request: pytest.FixtureRequest) -> tuple[str, str]:
+@pytest.fixture(params=DATABASES, ids="-".join)
+def database_and_way(request: pytest.FixtureRequest) -> tuple[str, str]:
     """A database, and the way to reach it."""
     found: tuple[str, str] = request.param
     return found
 
 
 @pytest.fixture
-def kind(place: tuple[str, str]) -> str:
+def kind(database_and_way: tuple[str, str]) -> str:
     """The kind of database."""
-    return place[0]
+    return database_and_way[0]
 
 
 @pytest.fixture
-def way(place: tuple[str, str]) -> str:
+def way(database_and_way: tuple[str, str]) -> str:
     """The way to reach the database."""
-    return place[1]
+    return database_and_way[1]
 
 
 @pytest.fixture

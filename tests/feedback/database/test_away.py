@@ -190,7 +190,7 @@ def test_sqlite_tells_by_the_name_of_its_code(tmp_path: Path) -> None:
 def test_a_connection_that_is_lost_while_it_is_given_back(
     server_of: Callable[[str], Server | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who has used it has its answer, and the application's pool has its place again."""
+    """Who has used it has its answer, and the application's pool has its slot again."""
     server = server_of("mariadb")
     assert server is not None
     engine = sa.create_engine(server.url(), pool_size=1, max_overflow=0, pool_timeout=1)

@@ -60,7 +60,7 @@ def test_several_records_share_one_database_transaction(accounts: Accounts) -> N
     assert seen == [True, True, False] and accounts.rows() == 2
 
 
-def test_groups_do_not_see_each_other_nor_do_places_that_look_alike(accounts: Accounts) -> None:
+def test_groups_do_not_see_each_other_nor_do_records_that_look_alike(accounts: Accounts) -> None:
     assert handle(accounts, 1) and handle(accounts, 1, inbox=accounts.make("audit"))
     others = [
         record(1, topic="orders2"),

@@ -20,7 +20,7 @@ from tests.support.inbox_service import Service
 from tests.support.inboxes import Accounts, anomalies, race
 from tests.support.shops import closing_shops
 
-STEPS = ("enter", "work", "commit", "place")
+STEPS = ("enter", "work", "commit", "offset")
 RECORDS = len(STEPS) + 1
 
 
@@ -30,14 +30,14 @@ def test_a_handler_that_is_killed_at_every_step_handles_every_record_once(
 ) -> None:
     with closing_shops(server_of(kind), tmp_path, False) as make:
         shop = make()
-        accounts, place = Accounts(shop), tmp_path / "place"
-        place.write_text("0")
+        accounts, committed = Accounts(shop), tmp_path / "committed"
+        committed.write_text("0")
         for number, step in (*enumerate(STEPS), (-1, "")):
-            told = Service(shop.url(), accounts.table, accounts.work, str(place), RECORDS, number, step)
+            told = Service(shop.url(), accounts.table, accounts.work, str(committed), RECORDS, number, step)
             script = [sys.executable, "-m", "tests.support.inbox_service", told.encode()]
             ended = subprocess.run(script, capture_output=True, text=True, timeout=60, check=False)
             assert ended.returncode == (-9 if step else 0), ended.stderr
-        assert int(place.read_text()) == RECORDS
+        assert int(committed.read_text()) == RECORDS
         assert anomalies(accounts.done(), RECORDS) == [] and accounts.rows() == RECORDS
         accounts.close()
 

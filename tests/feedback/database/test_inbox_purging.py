@@ -30,12 +30,12 @@ class Admin:
 
     def describe_group(self, group: str) -> SimpleNamespace:
         assert group == "billing"
-        places = [(0, 30), (1, None)]
+        offsets = [(0, 30), (1, None)]
         return SimpleNamespace(
             share=None,
             partitions=tuple(
                 SimpleNamespace(topic="orders", partition=number, committed=committed)
-                for number, committed in places
+                for number, committed in offsets
             ),
         )
 
@@ -51,8 +51,8 @@ def test_what_is_old_and_not_delivered_again_goes(make_shop: ShopMaker) -> None:
     other = accounts.make("audit", clock=lambda: now[0])
     with accounts.open() as local:
 
-        def handled(by=inbox, **place: object) -> None:  # type: ignore[no-untyped-def]
-            with by.once(local.connection, record(**place)) as first:
+        def handled(by=inbox, **where: object) -> None:  # type: ignore[no-untyped-def]
+            with by.once(local.connection, record(**where)) as first:
                 assert first
 
         for number in range(40):

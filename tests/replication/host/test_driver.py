@@ -124,7 +124,7 @@ def ends_without_an_answer(solo: Solo) -> None:
 def on_a_quick_disk(solo: Solo, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The thread of each sync from now on, when all syncs were quick so far."""
     for _ in range(QUICK_RUN):
-        solo.driver.call(lambda: solo.driver.place.took(0.0, 0.0))
+        solo.driver.call(lambda: solo.driver.sync_choice.took(0.0, 0.0))
     threads: list[str] = []
     run = SyncJob.run
 

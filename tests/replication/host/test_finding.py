@@ -50,13 +50,13 @@ def no_checksum(patch: pytest.MonkeyPatch) -> None:
 
 def a_young_block_that_never_grows(patch: pytest.MonkeyPatch) -> None:
     keep = Finder._keep
-    patch.setattr(Finder, "_keep", lambda self, place, young, whole: keep(self, place, young, whole=True))
+    patch.setattr(Finder, "_keep", lambda self, key, young, whole: keep(self, key, young, whole=True))
 
 
 def files_of_another_slot(patch: pytest.MonkeyPatch) -> None:
     put, candidates = FindFiles.put, FindFiles.candidates
-    patch.setattr(FindFiles, "put", lambda self, place, *rest: put(self, (0, place[1]), *rest))
-    patch.setattr(FindFiles, "candidates", lambda self, place, *rest: candidates(self, (0, place[1]), *rest))
+    patch.setattr(FindFiles, "put", lambda self, key, *rest: put(self, (0, key[1]), *rest))
+    patch.setattr(FindFiles, "candidates", lambda self, key, *rest: candidates(self, (0, key[1]), *rest))
 
 
 def one_page_of_a_hash(patch: pytest.MonkeyPatch) -> None:

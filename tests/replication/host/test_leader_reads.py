@@ -16,15 +16,15 @@ from tests.support.broker_group import BrokerGroup, Member
 from tests.support.requests import TOPIC
 from tests.support.waiting import wait_until
 
-PLACE = [(TOPIC, 0, -1)]
+MESSAGES = [(TOPIC, 0, -1)]
 QUESTIONS: dict[str, Callable[[Member], Any]] = {
-    "end of a partition": lambda member: member.parts.reads.offsets(PLACE, leader=True),
-    "watch": lambda member: member.parts.watching.watch(PLACE, 0.0),
+    "end of a partition": lambda member: member.parts.reads.offsets(MESSAGES, leader=True),
+    "watch": lambda member: member.parts.watching.watch(MESSAGES, 0.0),
     "topics": lambda member: member.parts.reads.topics(leader=True),
     "names of topics": lambda member: member.parts.reads.topic_names(0, 0),
     "positions of a group": lambda member: member.parts.reads.committed("g"),
     "positions and who holds them": lambda member: member.parts.reads.places("g", [TOPIC]),
-    "attempts": lambda member: member.parts.reads.attempts("g", PLACE),
+    "attempts": lambda member: member.parts.reads.attempts("g", MESSAGES),
 }
 
 
@@ -52,7 +52,7 @@ def test_a_leader_that_stood_still_while_it_was_replaced_answers_nothing(group: 
                 assert answer.result(30.0)[0] != "ok", name
             except Unavailable:  # no majority confirmed in time
                 pass
-    assert new.parts.reads.offsets(PLACE, leader=True)[0] == "ok"
+    assert new.parts.reads.offsets(MESSAGES, leader=True)[0] == "ok"
 
 
 def test_a_leader_without_a_majority_says_when_to_come_back(
@@ -63,7 +63,7 @@ def test_a_leader_without_a_majority_says_when_to_come_back(
     try:
         old.parts.running.driver.submit(lambda: stands.wait(30.0) and None)
         with pytest.raises(Unavailable, match="no majority confirms") as caught:
-            old.parts.reads.offsets(PLACE, leader=True)
+            old.parts.reads.offsets(MESSAGES, leader=True)
         assert caught.value.retry_after_s > 0
     finally:
         stands.set()
@@ -78,4 +78,4 @@ def test_an_error_of_a_read_is_its_callers(group: BrokerGroup) -> None:
     for in_loop in (False, True):
         with pytest.raises(KeyError):
             leader.parts.running.confirmed(fails, in_loop=in_loop)
-    assert leader.parts.reads.offsets(PLACE, leader=True)[0] == "ok", "the replica goes on"
+    assert leader.parts.reads.offsets(MESSAGES, leader=True)[0] == "ok", "the replica goes on"

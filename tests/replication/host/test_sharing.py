@@ -122,7 +122,7 @@ def test_a_call_that_waits_gets_what_arrives_and_what_is_given_back(trio: Broker
     assert time.monotonic() - began < 5.0
 
 
-def test_callers_without_a_place_are_told_when_to_ask_again(trio: BrokerGroup) -> None:
+def test_callers_without_a_slot_are_told_when_to_ask_again(trio: BrokerGroup) -> None:
     sharing = begin(trio)
     waiting = [
         threading.Thread(target=acquired, args=(sharing,), kwargs={"records": 1, "wait_s": 30.0})

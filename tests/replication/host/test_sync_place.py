@@ -9,15 +9,15 @@ from escrowmq.replication.host.driver import (
     QUICK_S,
     SETTLE_S,
     SLOW_S,
-    SyncPlace,
+    SyncChoice,
 )
 
 
-def quick(times: int = QUICK_RUN) -> SyncPlace:
-    place = SyncPlace()
+def quick(times: int = QUICK_RUN) -> SyncChoice:
+    choice = SyncChoice()
     for _ in range(times):
-        place.took(QUICK_S, 0.0)
-    return place
+        choice.took(QUICK_S, 0.0)
+    return choice
 
 
 def test_a_quick_disk_is_known_after_a_run_of_quick_syncs() -> None:
@@ -32,29 +32,29 @@ def test_large_writes_and_more_than_an_append_go_to_the_other_thread() -> None:
 
 
 def test_one_that_is_not_quick_starts_the_run_again() -> None:
-    place = quick()
-    place.took(QUICK_S * 1.01, 0.0)
-    assert not place.inline(100, 0.0)
+    choice = quick()
+    choice.took(QUICK_S * 1.01, 0.0)
+    assert not choice.inline(100, 0.0)
     for _ in range(QUICK_RUN):
-        place.took(0.0, 0.0)
-    assert place.inline(100, 0.0)
+        choice.took(0.0, 0.0)
+    assert choice.inline(100, 0.0)
 
 
 def test_beside_a_snapshot_and_shortly_after_the_other_thread_works() -> None:
-    place = quick()
-    place.other_work_begins()
-    place.other_work_begins()
-    place.other_work_ended(5.0)
-    assert not place.inline(100, 50.0), "one is still under way"
-    place.other_work_ended(60.0)
-    assert not place.inline(100, 59.9 + SETTLE_S)
-    assert place.inline(100, 60.0 + SETTLE_S)
+    choice = quick()
+    choice.other_work_begins()
+    choice.other_work_begins()
+    choice.other_work_ended(5.0)
+    assert not choice.inline(100, 50.0), "one is still under way"
+    choice.other_work_ended(60.0)
+    assert not choice.inline(100, 59.9 + SETTLE_S)
+    assert choice.inline(100, 60.0 + SETTLE_S)
 
 
 def test_a_disk_that_has_hung_is_avoided_for_a_minute_however_quick_it_is_then() -> None:
-    place = quick()
-    place.took(SLOW_S * 1.01, 10.0)
+    choice = quick()
+    choice.took(SLOW_S * 1.01, 10.0)
     for _ in range(10 * QUICK_RUN):
-        place.took(0.0, 11.0)
-    assert not place.inline(100, 9.9 + AVOID_S)
-    assert place.inline(100, 10.0 + AVOID_S)
+        choice.took(0.0, 11.0)
+    assert not choice.inline(100, 9.9 + AVOID_S)
+    assert choice.inline(100, 10.0 + AVOID_S)

@@ -110,7 +110,7 @@ def test_a_sidecar_of_entries_that_were_cut_is_recognised_by_the_last_term() -> 
 
 @pytest.mark.parametrize("byte", range(32, 176))
 def test_damage_in_a_sealed_segment_is_found_when_it_is_read(byte: int) -> None:
-    """With a good sidecar the restart does not read it; a later read does, names the place, and cuts
+    """With a good sidecar the restart does not read it; a later read does, names the byte, and cuts
     nothing."""
     disk = sim_disk()
     synced_log(disk, 10, segment_bytes=200)
@@ -118,7 +118,7 @@ def test_damage_in_a_sealed_segment_is_found_when_it_is_read(byte: int) -> None:
     disk.flip(name, byte)
     journal = None
     broken, whole = (5, 6) if byte < 104 else (6, 5)
-    place = rf"{name}.* byte {32 if byte < 104 else 104}"
+    message = rf"{name}.* byte {32 if byte < 104 else 104}"
     try:
         journal = SegmentJournal(disk, segment_bytes=200)
     except CorruptLog as error:
@@ -130,7 +130,7 @@ def test_damage_in_a_sealed_segment_is_found_when_it_is_read(byte: int) -> None:
             lambda: journal.read_range(broken, 0, 1),
             lambda: journal.batch(broken, 1000),
         ):
-            with pytest.raises(CorruptLog, match=place):
+            with pytest.raises(CorruptLog, match=message):
                 read()
         assert journal.read_range(whole, 0, 40) == command(whole)
     assert disk.open(name).size() == 176

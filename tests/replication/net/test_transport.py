@@ -207,7 +207,7 @@ def test_strangers_are_limited_and_do_not_keep_peers_out(tmp_path: Path) -> None
             sock.close()
 
 
-def test_a_replica_that_comes_back_gets_in_past_strangers_who_hold_every_place(tmp_path: Path) -> None:
+def test_a_replica_that_comes_back_gets_in_past_strangers_who_hold_every_slot(tmp_path: Path) -> None:
     """Its own dials are not counted, and of those that dial it the slowest is closed to make room."""
     with RaftGroup(tmp_path) as group:
         group.leader()

@@ -31,7 +31,7 @@ def test_what_is_right_is_accepted() -> None:
         (prepare(*number, home_group=HOME), ELSEWHERE),
         (prepare(NAME, 1, 0, b"", tx_ids=("x", "y")), ELSEWHERE),
     ):
-        assert len(parse_request(request, place=(gid, GROUPS))) == 1
+        assert len(parse_request(request, group_and_count=(gid, GROUPS))) == 1
 
 
 @pytest.mark.parametrize(
@@ -55,4 +55,4 @@ def test_what_is_right_is_accepted() -> None:
 )
 def test_what_is_wrong_is_refused(request_bytes: bytes, gid: int, why: str) -> None:
     with pytest.raises(InvalidMessage, match=why):
-        parse_request(request_bytes, place=(gid, GROUPS))
+        parse_request(request_bytes, group_and_count=(gid, GROUPS))

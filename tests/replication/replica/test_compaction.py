@@ -226,7 +226,7 @@ def test_a_release_waits_for_what_is_being_carried(single: Single) -> None:
 def test_an_id_that_comes_again_keeps_its_message_when_the_older_one_is_carried(
     single: Single, monkeypatch: pytest.MonkeyPatch, kills_named_only: bool
 ) -> None:
-    """The second one's message lies between the older one's old and new place."""
+    """The second one's message lies between the older one's old and new position."""
     at = single.now_ms + FAR_MS
 
     def prepare(value: str) -> None:

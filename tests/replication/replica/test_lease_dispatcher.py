@@ -215,7 +215,7 @@ class AnySequence(RuleBasedStateMachine):
         self.single = Desk(Path(self._directory.name), segment_bytes=64 << 10)
         self.single.begin(delays_ms=[0], max_attempts=1_000)
         self.where: dict[str, str] = {}
-        self.place: dict[str, tuple[str, int]] = {}
+        self.address: dict[str, tuple[str, int]] = {}
         self.until: dict[str, int] = {}
         self.number = 0
 
@@ -240,13 +240,13 @@ class AnySequence(RuleBasedStateMachine):
         assert last_chance or len(got) >= min(wanted, len(waiting))
         for topic, value, offset, _ in got:
             assert self.where[value] == "waiting"
-            self.where[value], self.place[value] = member, (topic, offset)
+            self.where[value], self.address[value] = member, (topic, offset)
             self.until[value] = self.single.now_ms + LEASE_MS
 
     @rule(data=st.data())
     def acknowledge(self, data: st.DataObject) -> None:
         if value := self.any_handed_out(data):
-            topic, offset = self.place[value]
+            topic, offset = self.address[value]
             assert self.single.ack(offset, offset, topic=topic) == [0]
             self.where[value] = "final"
 
@@ -254,19 +254,19 @@ class AnySequence(RuleBasedStateMachine):
     def refuse(self, data: st.DataObject, member: str) -> None:
         """Whoever asks: it counts from the holder, or when nobody holds it."""
         if value := self.any_handed_out(data):
-            topic, offset = self.place[value]
+            topic, offset = self.address[value]
             result = self.single.nack(offset, topic=topic, member=member)
             if self.where[value] in (member, "waiting"):
                 assert result == [0]
                 self.where[value] = "waiting"
-                del self.place[value]
+                del self.address[value]
             else:
                 assert result == [ResultCode.PARTIAL, [[0, ResultCode.LEASE_LOST, None]]]
 
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
         if value := self.any_handed_out(data):
-            topic, offset = self.place[value]
+            topic, offset = self.address[value]
             holder = self.where[value]
             lost = self.single.replica.lease_dispatcher.release("g", ME, topic, 0, [(offset, offset)])
             assert bool(lost) is (holder != ME)
@@ -280,7 +280,7 @@ class AnySequence(RuleBasedStateMachine):
             if self.where[value] in (ME, OTHER) and until_ms <= self.single.now_ms:
                 self.where[value] = "waiting"
                 # At the third expiry it has moved: a nack of its old place would do nothing.
-                self.place.pop(value)
+                self.address.pop(value)
 
     @rule()
     def fail_over(self) -> None:
@@ -290,7 +290,7 @@ class AnySequence(RuleBasedStateMachine):
                 self.where[value] = "waiting"
 
     def any_handed_out(self, data: st.DataObject) -> str:
-        known = [value for value in self.place if self.where[value] != "final"]
+        known = [value for value in self.address if self.where[value] != "final"]
         return data.draw(st.sampled_from(known)) if known else ""
 
     def everything_is_handed_out_in_the_end(self) -> None:

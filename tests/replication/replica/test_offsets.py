@@ -1,4 +1,4 @@
-"""Transactions that move places of a group, at one replica: crashes, time-outs, wrong requests."""
+"""Transactions that move offsets of a group, at one replica: crashes, time-outs, wrong requests."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ UNASKED = PrepareExtra("p", on_timeout="rollback")
 
 def transform(
     tx_id: str,
-    places: dict[int, tuple[int, int]],
+    moves: dict[int, tuple[int, int]],
     extra: PrepareExtra = UNASKED,
     *,
     tx_ids: tuple[str, ...] = (),
@@ -35,7 +35,7 @@ def transform(
     frame = ops.prepare(
         "app", "t", ids, None, TIMEOUT_MS, part, [1] * len(ids), home_group, 2, extra
     ) + ops.pre_message("t", 0, [0], [len(row)], [row])
-    return frame + pre_offsets(GROUP, "in", places, 1)
+    return frame + pre_offsets(GROUP, "in", moves, 1)
 
 
 class Group(Single):
@@ -53,7 +53,7 @@ class Group(Single):
     def commit(self, tx_id: str) -> Any:
         return self.submit(ops.commit("app", [tx_id]))[0]
 
-    def place(self) -> int:
+    def committed(self) -> int:
         return self.state.group_offsets.get(GROUP, {}).get("in", {}).get(0, NONE_YET)
 
     def pass_time(self, ms: int) -> None:
@@ -63,13 +63,13 @@ class Group(Single):
             self.send()
 
 
-def test_messages_and_places_count_together_whatever_crashes(tmp_path: Path) -> None:
+def test_messages_and_offsets_count_together_whatever_crashes(tmp_path: Path) -> None:
     """The table of crashes: after prepare; commit durable and its answer lost; another member's prepare."""
     group = Group(tmp_path).begin()
     assert group.prepare("1", NONE_YET, 3) == [0]
     group.close()
     group = Group(tmp_path)
-    assert (group.place(), group.texts()) == (NONE_YET, []), "prepared, and the member is gone"
+    assert (group.committed(), group.texts()) == (NONE_YET, []), "prepared, and the member is gone"
     assert group.prepare("2", NONE_YET, 2)[1][0][1] == Code.OFFSETS_PENDING
     group.pass_time(2 * TIMEOUT_MS)
     assert group.prepare("2", NONE_YET, 2) == [0], "rolled back at its time-out: begins where it began"
@@ -77,12 +77,12 @@ def test_messages_and_places_count_together_whatever_crashes(tmp_path: Path) -> 
     group.close()
     group = Group(tmp_path)
     assert group.commit("2") == [0], "asked again"
-    assert (group.place(), group.texts()) == (2, ["2"])
+    assert (group.committed(), group.texts()) == (2, ["2"])
     assert group.prepare("3", NONE_YET, 3)[1][0][1:] == [int(Code.OFFSETS_MOVED), [GROUP, "in", 0, 2]]
     assert group.prepare("4", 2, 3) == [0], "the next one begins where it ended"
     assert group.prepare("5", 2, 3)[1][0][1] == Code.OFFSETS_PENDING, "a new member waits"
     assert group.commit("4") == [0], "the one that lost its partition still counts"
-    assert (group.place(), group.texts()) == (3, ["2", "4"])
+    assert (group.committed(), group.texts()) == (3, ["2", "4"])
     group.close()
 
 

@@ -41,7 +41,7 @@ def member(world: SeveralGroups, epoch: int) -> Client:
 
 
 def prepare(client: Client, tx_id: str, *, local: bool = False) -> tuple[Any, Any]:
-    """One message in each group, and a place of the readers that group 1, a branch, has. Returns what the
+    """One message in each group, and an offset of the readers that group 1, a branch, has. Returns what the
     caller is told, and the plan."""
     plan = client.plan(tx_id, timeout_ms=HOUR_MS)
     with_offsets(plan, GroupWork(READERS, {(INPUT, 0): (NONE_YET, 7)}, {INPUT: TOPIC_ID}), 1)
@@ -53,7 +53,7 @@ def pending(told: Any) -> bool:
     return bool(told[0][0] == Code.OFFSETS_PENDING)
 
 
-def test_home_rolls_back_at_once_and_the_place_at_a_branch_is_free_soon(world: SeveralGroups) -> None:
+def test_home_rolls_back_at_once_and_the_offset_at_a_branch_is_free_soon(world: SeveralGroups) -> None:
     claim(world, 1)
     told, _ = prepare(member(world, 1), "x")
     assert told == {} and world.outcomes("x") == ["PREPARE", "PREPARE"], "and it is killed"

@@ -69,10 +69,10 @@ def test_retention_does_not_trim_a_topic_that_comes_before_it_is_written(tmp_pat
 
 @pytest.mark.parametrize("here", [True, False], ids=["in its group", "in another group than its partitions"])
 @pytest.mark.parametrize("applied", [True, False], ids=["behind both", "while both are under way"])
-def test_a_place_in_the_old_topic_is_not_taken_for_one_in_the_new(
+def test_an_offset_of_the_old_topic_is_not_taken_for_one_of_the_new(
     tmp_path: Path, here: bool, applied: bool
 ) -> None:
-    """A broker found the member's place valid, and queued it when the name already meant another topic."""
+    """A broker found the member's offset valid, and queued it when the name already meant another topic."""
     groups = 1 if here else 2
     single = Single(tmp_path, gid=0 if here else 1 - by_name(TOPIC, 0, groups), groups=groups)
     single.submit(CREATE)
@@ -81,8 +81,8 @@ def test_a_place_in_the_old_topic_is_not_taken_for_one_in_the_new(
     single.node.held = None if applied else []
     single.send(DELETE)
     single.send(CREATE)
-    place, answers = ops.group_offsets("g", TOPIC, {0: 100}), list[tuple[Any, ...]]()
-    single.replica.submit(place, parse_request(place), answers.append, about)
+    commit, answers = ops.group_offsets("g", TOPIC, {0: 100}), list[tuple[Any, ...]]()
+    single.replica.submit(commit, parse_request(commit), answers.append, about)
     single.send()
     single.node.release()
     assert answers[0][1] == [[ResultCode.UNKNOWN_TOPIC, [TOPIC]]]

@@ -56,7 +56,7 @@ GOOD = [
 
 @pytest.mark.parametrize("request_", GOOD)
 def test_what_is_right_is_accepted(request_: bytes) -> None:
-    assert parse_request(request_, place=(0, 2)) == decode_ops(request_)
+    assert parse_request(request_, group_and_count=(0, 2)) == decode_ops(request_)
 
 
 @pytest.mark.parametrize(
@@ -121,13 +121,13 @@ def test_what_is_right_is_accepted(request_: bytes) -> None:
 )
 def test_what_cannot_be_carried_out_is_refused(request_: bytes, problem: str) -> None:
     with pytest.raises(InvalidMessage, match=problem):
-        parse_request(request_, place=(0, 2))
+        parse_request(request_, group_and_count=(0, 2))
 
 
 def test_other_topics_may_begin_like_an_internal_one() -> None:
     """Only the names of internal topics are reserved."""
-    parse_request(ops.message("__mine", 0, "p", 0, -1, [ROW]), place=(0, 2))
-    parse_request(ops.create_topic("__mine", {"partitions": 1}), place=(0, 2))
+    parse_request(ops.message("__mine", 0, "p", 0, -1, [ROW]), group_and_count=(0, 2))
+    parse_request(ops.create_topic("__mine", {"partitions": 1}), group_and_count=(0, 2))
 
 
 @pytest.mark.parametrize(("request_", "new"), [(nack([1]), True), (ack(0, 1), False), (reply([1]), False)])

@@ -369,7 +369,7 @@ def test_a_dead_letters_sender_hears_of_it_in_the_same_entry(single: Shared) -> 
 def test_an_entry_holds_no_more_copies_than_it_may(single: Shared, monkeypatch: pytest.MonkeyPatch) -> None:
     single.begin(*(letter * 100 for letter in "abcd"))
     monkeypatch.setattr(entry_writing, "COPY_BYTES_MAX", 600)
-    again = [[place, ResultCode.RETRY, None] for place in (2, 3)]
+    again = [[i, ResultCode.RETRY, None] for i in (2, 3)]
     assert single.nack(0, 1, 2, 3, delay_ms=0) == [1, again]
     assert len(single.rows(RETRY)) == 2 and single.done() == [2]
     monkeypatch.setattr(entry_writing, "COPY_BYTES_MAX", 0)

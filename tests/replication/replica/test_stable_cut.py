@@ -138,7 +138,7 @@ def test_a_decision_behind_the_question_in_its_own_entry_makes_a_cut_unstable() 
     waiting, answers = [cut((), 0), ops.commit(APP, [plan.tx_id])], list[Any]()  # type: ignore[attr-defined]
     group = world.groups[0]
     for request in waiting:
-        parsed = parse_request(request, from_broker=False, place=(0, 2))
+        parsed = parse_request(request, from_broker=False, group_and_count=(0, 2))
         group.single.replica.submit(request, parsed, answers.append)
     group.single.now_ms += 1
     group.single.replica.pump(group.single.now_ms)

@@ -26,8 +26,8 @@ def prepare(tx_ids: Sequence[str], per_partition: int = 1) -> bytes:
     """Every transaction has ``per_partition`` messages in every partition."""
     frames = [ops.prepare("app", "t", tx_ids, None, 0, 0, [1] * len(tx_ids), -1, PARTITIONS)]
     for partition in range(PARTITIONS):
-        txs = [place for place in range(len(tx_ids)) for _ in range(per_partition)]
-        rows = [encode_row(None, bytes(70), None, tx_ids[place]) for place in txs]
+        txs = [i for i in range(len(tx_ids)) for _ in range(per_partition)]
+        rows = [encode_row(None, bytes(70), None, tx_ids[i]) for i in txs]
         frames.append(ops.pre_message("t", partition, txs, [len(row) for row in rows], rows))
     return b"".join(frames)
 

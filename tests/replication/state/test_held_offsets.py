@@ -1,4 +1,5 @@
-"""Places that a transaction moves when it is committed: compared at its PREPARE, held until it is settled."""
+"""Offsets that a transaction moves when it is committed: compared at its PREPARE, held until it is
+settled."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ OPENED = [[0]]
 def prepare(
     log: FedState,
     tx_id: str,
-    places: dict[int, tuple[int, int]],
+    moves: dict[int, tuple[int, int]],
     *,
     group: str = GROUP,
     topic: str = TOPIC,
@@ -33,7 +34,7 @@ def prepare(
 ) -> Any:
     extra = PrepareExtra("p", heard_ms=log.now_ms + 1)
     frame = ops.prepare("app", "t", [tx_id], None, 0, 0, [digest], -1, 1, extra)
-    return log.add(frame + pre_offsets(group, topic, places, topic_id))
+    return log.add(frame + pre_offsets(group, topic, moves, topic_id))
 
 
 def commit(log: FedState, tx_id: str) -> Any:
@@ -44,7 +45,7 @@ def rollback(log: FedState, tx_id: str) -> Any:
     return log.add(ops.rollback("app", [tx_id]))
 
 
-def place(log: FedState, partition: int = 0, group: str = GROUP) -> int:
+def committed(log: FedState, partition: int = 0, group: str = GROUP) -> int:
     return log.state.group_offsets.get(group, {}).get(TOPIC, {}).get(partition, NONE_YET)
 
 
@@ -62,17 +63,17 @@ def restarted(log: FedState) -> FedState:
     return again
 
 
-def test_a_commit_moves_the_places_and_a_rollback_leaves_them() -> None:
+def test_a_commit_moves_the_offsets_and_a_rollback_leaves_them() -> None:
     log = FedState()
     assert prepare(log, "first", {0: (NONE_YET, 5), 1: (NONE_YET, 2)}) == OPENED
-    assert place(log) == NONE_YET, "not before the commit"
+    assert committed(log) == NONE_YET, "not before the commit"
     assert commit(log, "first") == OPENED
-    assert (place(log), place(log, 1)) == (5, 2)
+    assert (committed(log), committed(log, 1)) == (5, 2)
     assert prepare(log, "second", {0: (5, 9)}) == OPENED
     rollback(log, "second")
-    assert (place(log), place(log, 1)) == (5, 2)
+    assert (committed(log), committed(log, 1)) == (5, 2)
     assert prepare(log, "third", {0: (5, 7)}) == OPENED and commit(log, "third") == OPENED
-    assert place(log) == 7 and not log.state.held.by_tx and not log.state.held.holders
+    assert committed(log) == 7 and not log.state.held.by_tx and not log.state.held.holders
 
 
 def test_of_two_that_have_read_the_same_one_prepares() -> None:
@@ -87,7 +88,7 @@ def test_of_two_that_have_read_the_same_one_prepares() -> None:
     assert prepare(log, "next", {0: (5, 6)}) == OPENED
 
 
-def test_one_place_that_is_elsewhere_refuses_all() -> None:
+def test_one_offset_that_is_elsewhere_refuses_all() -> None:
     log = FedState()
     log.add(ops.group_offsets(GROUP, TOPIC, {0: 4}))
     assert prepare(log, "x", {1: (NONE_YET, 3), 0: (3, 5)}) == refused(Code.OFFSETS_MOVED, GROUP, TOPIC, 0, 4)
@@ -102,10 +103,10 @@ def test_sent_again_it_is_one_transaction() -> None:
     commit(log, "x")
     done = [[int(Code.PARTIAL), [[0, int(Code.DUPLICATE), "COMMITTED"]]]]
     assert prepare(log, "x", {0: (NONE_YET, 5)}) == done, "though the group is elsewhere by now"
-    assert place(log) == 5
+    assert committed(log) == 5
 
 
-def test_nothing_else_moves_a_held_place() -> None:
+def test_nothing_else_moves_a_held_offset() -> None:
     log = FedState()
     log.add(ops.group_offsets(GROUP, TOPIC, {0: 1, 1: 1}))
     prepare(log, "x", {0: (1, 5)})
@@ -113,7 +114,7 @@ def test_nothing_else_moves_a_held_place() -> None:
     assert log.add(ops.group_offsets(GROUP, TOPIC, {1: 3, 0: 3})) == pending
     assert log.add(share_ops.places(GROUP, TOPIC, [0, 3, 1])) == pending
     assert log.add(ops.delete_group(GROUP, 7)) == pending
-    assert (place(log), place(log, 1), log.state.deleted_groups.last_void(GROUP)) == (1, 1, -1)
+    assert (committed(log), committed(log, 1), log.state.deleted_groups.last_void(GROUP)) == (1, 1, -1)
     assert log.add(ops.group_offsets(GROUP, TOPIC, {1: 3})) == OPENED, "another partition"
     rollback(log, "x")
     assert log.add(ops.group_offsets(GROUP, TOPIC, {0: 3})) == OPENED
@@ -134,7 +135,7 @@ def test_a_held_group_is_not_forgotten_for_another() -> None:
     assert GROUP not in log.state.group_offsets, "the limit counts again"
 
 
-def test_a_later_topic_of_the_name_gets_no_old_place() -> None:
+def test_a_later_topic_of_the_name_gets_no_old_offset() -> None:
     log = FedState()
     log.add(ops.create_topic("new", {"partitions": 2}, 0, 0))
     created = log.state.topics.topics["new"].info.topic_id
@@ -157,7 +158,7 @@ def test_what_does_not_exist_is_refused() -> None:
     assert prepare(log, "y", {0: (NONE_YET, 5)}, group="shared") == refused(Code.GROUP_KIND, "shared", SHARE)
     assert prepare(log, "z", {0: (NONE_YET, 5)}, group="fresh") == OPENED
     settled = log.add(share_ops.group_settings("fresh", {"kind": SHARE}))
-    assert settled[0][0] == Code.GROUP_KIND, "its first place is under way"
+    assert settled[0][0] == Code.GROUP_KIND, "its first offset is under way"
 
 
 def test_a_restart_keeps_what_is_held_and_who_is_not_asked() -> None:
@@ -170,18 +171,18 @@ def test_a_restart_keeps_what_is_held_and_who_is_not_asked() -> None:
     assert prepare(log, "y", {0: (NONE_YET, 5)}) == refused(Code.OFFSETS_PENDING, GROUP, TOPIC, 0)
     commit(log, "x")
     rollback(log, "alone")
-    assert place(log) == 5 and not log.state.transactions.unattended
+    assert committed(log) == 5 and not log.state.transactions.unattended
 
 
 def no_compare(patch: pytest.MonkeyPatch) -> None:
-    """Whoever prepares moves the place, wherever the group is."""
+    """Whoever prepares moves the offset, wherever the group is."""
     patch.setattr(HeldOffsets, "refusal", lambda self, attached: None)
     patch.setattr(HeldOffsets, "hold", lambda self, key, held: self.by_tx.update({key: held}))
     patch.setattr(HeldOffsets, "_let_go", lambda *given: None)
 
 
 def not_rebuilt(patch: pytest.MonkeyPatch) -> None:
-    """A restart forgets who holds a place."""
+    """A restart forgets who holds an offset."""
     patch.setattr(HeldOffsets, "hold", lambda self, key, held: self.by_tx.update({key: held}))
     patch.setattr(HeldOffsets, "_let_go", lambda *given: None)
 
@@ -219,7 +220,7 @@ def play(steps: list[tuple[Any, ...]]) -> None:
             member, count = given_
             if member in work:
                 continue
-            begin = place(log)
+            begin = committed(log)
             end = max(begin, 0) + count
             if prepare(log, str(number), {0: (begin, end)}) == OPENED:
                 work[member] = str(number), max(begin, 0), end
@@ -230,10 +231,10 @@ def play(steps: list[tuple[Any, ...]]) -> None:
             elif commit(log, tx_id) == OPENED:
                 counted += range(begin, end)
     assert counted == list(range(len(counted))), "each once, and in order"
-    assert place(log) in (len(counted), NONE_YET)
+    assert committed(log) in (len(counted), NONE_YET)
     for tx_id, _, _ in work.values():
         rollback(log, tx_id)
-    assert prepare(log, "last", {0: (place(log), place(log) + 5)}) == OPENED, "held for ever"
+    assert prepare(log, "last", {0: (committed(log), committed(log) + 5)}) == OPENED, "held for ever"
 
 
 @settings(max_examples=150, deadline=None)

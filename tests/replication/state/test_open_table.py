@@ -30,9 +30,9 @@ def is_block(entry: object) -> bool:
 def records(of: Block) -> dict[str, OpenTx]:
     """What the block's transactions are, each by itself."""
     found = {}
-    for place, tx_id in enumerate(of.tx_ids):
-        refs: tuple[int, ...] = (3, of.log_index, 100 + 10 * place, 10, 1)
-        if not place:
+    for i, tx_id in enumerate(of.tx_ids):
+        refs: tuple[int, ...] = (3, of.log_index, 100 + 10 * i, 10, 1)
+        if not i:
             refs += (3, of.log_index, 100 + 10 * len(of.tx_ids), 10, 1, 4, of.log_index, 900, 7, 1)
         found[tx_id] = OpenTx(
             of.log_index, "t", tx_id, 5, 6, -1, 0, 11, (7,), refs, of.log_index, "one", parts=1

@@ -173,16 +173,16 @@ def test_an_open_transaction_knows_its_owner_and_its_newest_prepare() -> None:
 
 def test_a_check_rolls_back_only_what_was_not_prepared_again_since() -> None:
     log = FedState()
-    places = [prepare(log, tx_id, PrepareExtra(instance="one")) for tx_id in ("a", "b", "c")]
+    indexes = [prepare(log, tx_id, PrepareExtra(instance="one")) for tx_id in ("a", "b", "c")]
     prepare(log, "b", PrepareExtra(instance="two", heard_ms=log.now_ms + 1))
-    under = ops.rollback("app", ["a", "b", "c", "gone"], "feedback", newest_index=[*places, 1])
+    under = ops.rollback("app", ["a", "b", "c", "gone"], "feedback", newest_index=[*indexes, 1])
     # Leaders leave out what is not open, so an entry settles all of its ids; here one is left in.
     table = log.state.transactions.look("app")
     assert log.add(under) == [
         [ResultCode.PARTIAL, [[n, ResultCode.RETRY, None] for n in range(3)] + [[3, 6, None]]]
     ]
     assert set(table.open) == {"a", "b", "c"}
-    under = ops.rollback("app", ["a", "b", "c"], "feedback", newest_index=places)
+    under = ops.rollback("app", ["a", "b", "c"], "feedback", newest_index=indexes)
     assert log.add(under) == [[ResultCode.PARTIAL, [[1, ResultCode.RETRY, None]]]]
     assert set(table.open) == {"b"} and table.outcome("a") == table.outcome("c") == 2
     assert log.add(ops.rollback("app", ["b"], "feedback", newest_index=[])) == [[0]], "unconditional"

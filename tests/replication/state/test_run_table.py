@@ -75,9 +75,9 @@ def test_retention_of_a_partition_is_what_a_look_at_every_run_gives(seed: int) -
         elif kind == 2:
             index.sum_up(rng.randrange(5))
         else:
-            place, size, count = entry - rng.choice((0, 0, 0, 7)), rng.randint(1, 9), rng.randint(1, 3)
-            base = index.append(place, rng.randrange(1 << 40), size, count, entry)
-            runs.append((base, place, size, count, entry))
+            entry_index, size, count = entry - rng.choice((0, 0, 0, 7)), rng.randint(1, 9), rng.randint(1, 3)
+            base = index.append(entry_index, rng.randrange(1 << 40), size, count, entry)
+            runs.append((base, entry_index, size, count, entry))
         start = index.start
         live = [run for run in runs if run[0] + run[3] > start]
         assert index.oldest_log_index() == min((run[1] for run in live), default=None)

@@ -334,19 +334,19 @@ def test_other_broker_groups_take_the_number_that_group_0_has_assigned() -> None
 def test_the_kind_of_a_group_is_decided_once() -> None:
     log = FedState()
     log.add(sent(1))
-    places, kind = ops.group_offsets("mail", "t", {0: 1}), ResultCode.GROUP_KIND
+    commit, kind = ops.group_offsets("mail", "t", {0: 1}), ResultCode.GROUP_KIND
     assert log.add(changed(kind="share"))[0][0] == 0
     assert log.add(changed(kind="stream")) == [[kind, "share"]]
     assert log.add(changed(kind="share"))[0][0] == 0
-    assert log.add(places) == [[kind, "share"]] and "mail" not in log.state.group_offsets
+    assert log.add(commit) == [[kind, "share"]] and "mail" not in log.state.group_offsets
     log.add(ops.delete_group("mail", 1))
-    assert log.add(places) == [[0]]
+    assert log.add(commit) == [[0]]
     assert log.add(changed(kind="share")) == [[kind, "stream"]]
     assert log.add(changed(kind="stream"))[0][0] == 0
     assert log.add(begin()) == [[kind, "stream"]]
 
 
-def test_attempts_belong_to_their_place() -> None:
+def test_attempts_belong_to_their_offset() -> None:
     log = FedState()
     log.add(sent(9))
     noted = log.state.attempts
@@ -365,7 +365,7 @@ def test_attempts_belong_to_their_place() -> None:
     assert not noted
 
 
-def test_few_places_with_attempts_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_offsets_with_attempts_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(group_offsets, "ATTEMPTS_KEPT", 2)
     log = FedState()
     note: Callable[[int], object] = lambda n: log.add(share_ops.places("mail", "t", [n % 2, n, 1]))  # noqa: E731

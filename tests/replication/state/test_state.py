@@ -59,10 +59,12 @@ def test_rows_of_a_transaction_that_are_neighbours_are_one_reference(
     sizes = [[1 + (i * 7 + tx) % 9 for i, tx in enumerate(txs)] for txs, _ in parts]
     for (txs, partition), lengths in zip(parts, sizes, strict=True):
         frames.append(ops.pre_message("t", partition, txs, lengths, [b"x" * sum(lengths)]))
-    places = [op.body_pos for op in decode_ops(encode_command(frames, 1 + len(parts), 0), ENVELOPE.size)[1:]]
+    positions = [
+        op.body_pos for op in decode_ops(encode_command(frames, 1 + len(parts), 0), ENVELOPE.size)[1:]
+    ]
     assert log.add(*frames) == [[0]]
     expected: dict[str, list[list[int]]] = {name: [] for name in names}
-    for (txs, partition), lengths, pos in zip(parts, sizes, places, strict=True):
+    for (txs, partition), lengths, pos in zip(parts, sizes, positions, strict=True):
         slot = log.state.topics.topics["t"].partitions[partition].slot
         for tx, size in zip(txs, lengths, strict=True):
             mine = expected[names[tx]]

@@ -135,7 +135,7 @@ def test_ids_and_deleted_groups_outlive_a_restart(gid: int, of_other: int) -> No
     assert again.deleted_groups.last_void("g") == 77 and again.deleted_groups.last_void("other") == -1
 
 
-def test_a_deleted_group_has_no_places_and_can_have_some_again() -> None:
+def test_a_deleted_group_has_no_offsets_and_can_have_some_again() -> None:
     log = fed()
     log.add(ops.group_offsets("g", "t", {0: 3}))
     assert log.add(ops.delete_group("g", 7), ops.delete_group("g", 8)) == [[OK], [ResultCode.DUPLICATE]]

@@ -64,7 +64,7 @@ class _Run(BulkRun):
 
     def _prepared(self, unit: BulkUnit) -> None:
         if self._pipelined:
-            self._call.prepared(unit.indexes[place] for place in unit.open_places())
+            self._call.prepared(unit.indexes[i] for i in unit.still_open())
         super()._prepared(unit)
 
 
@@ -82,14 +82,14 @@ class BulkCall:
         self._ops: dict[int, int] = {}  # of the prepares, and later of the decisions
         self._deciding: dict[int, TransactionState] = {}
         for unit in self._run.units():
-            for place, index in enumerate(unit.indexes):
-                self._register(unit, place, index, batch[index][0])
+            for i, index in enumerate(unit.indexes):
+                self._register(unit, i, index, batch[index][0])
         self._run.go_on(self._all_prepared)
 
-    def _register(self, unit: BulkUnit, place: int, index: int, sent: list[Sent]) -> None:
+    def _register(self, unit: BulkUnit, i: int, index: int, sent: list[Sent]) -> None:
         """Nothing has been sent yet: that is another event."""
         producer, parts_in = self._producer, _parts_in(unit)
-        record = AcrossTx(producer.app, unit.tx_ids[place], sent, sum(parts_in.values()), producer.name)
+        record = AcrossTx(producer.app, unit.tx_ids[i], sent, sum(parts_in.values()), producer.name)
         record.has_local = self._local
         self._records[index] = record
         producer.begins(record, parts_in)
@@ -141,8 +141,8 @@ class BulkCall:
     def _take_refusals(self) -> None:
         """Record the transactions that were not prepared, as their caller is told."""
         for unit in self._run.units():
-            for place, result in unit.exceptions.items():
-                index = unit.indexes[place]
+            for i, result in unit.exceptions.items():
+                index = unit.indexes[i]
                 if index in self._ops and index not in self._deciding:
                     self._refused(self._records[index], self._ops.pop(index), result)
 

@@ -83,7 +83,7 @@ class Cutting:
             if message.place is not None and isinstance(message.owner, Tx):
                 parts.setdefault(message.owner, []).append(message.place)
         for number, ends in enumerate(self.cuts):
-            for tx, places in parts.items():
-                below = {offset < ends[topic, p] for topic, p, offset in places if (topic, p) in ends}
+            for tx, offsets in parts.items():
+                below = {offset < ends[topic, p] for topic, p, offset in offsets if (topic, p) in ends}
                 if len(below) > 1:
-                    raise Violation(f"{tx} lies below stable cut {number} in part: {places}", "cut-torn")
+                    raise Violation(f"{tx} lies below stable cut {number} in part: {offsets}", "cut-torn")

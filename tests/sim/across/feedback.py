@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from escrowmq.actors.client.replica_calls import SUPERVISOR_RID
 from escrowmq.feedback.answering.query_pool import QueryPool
-from escrowmq.feedback.answering.shard_link import AskedCheck, FeedbackLost, Place, Respondent, ShardLink
+from escrowmq.feedback.answering.shard_link import AskedCheck, FeedbackLost, GroupTopic, Respondent, ShardLink
 from escrowmq.feedback.asking.shard import FeedbackShard
 from escrowmq.feedback.brokers import BrokerUnreachable
 from escrowmq.feedback.config import AnswererConfig
@@ -86,7 +86,7 @@ class _Port:
         return cast("tuple[str, Any]", await self._through(call))
 
     async def answer(
-        self, instance: str, answers: Sequence[tuple[Place, str, str, str, int]]
+        self, instance: str, answers: Sequence[tuple[GroupTopic, str, str, str, int]]
     ) -> tuple[str, Any]:
         await asyncio.sleep(0.0005)
         self._check()

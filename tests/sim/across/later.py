@@ -106,7 +106,7 @@ class LaterAcross:
                 found.setdefault(id, []).append(((TOPIC, number), time_ms))
         now_ms = leader.replica.group_ms(leader._now_ms())
         for (app, name), items in self._items.items():
-            there = [item for item in items if item.place[1] in here]
+            there = [item for item in items if item.partition[1] in here]
             self._settle(gid, app, name, there)
             for item in there:
                 judge(item, found.get(item.id, ()), now_ms)

@@ -252,8 +252,8 @@ class NamedProducers:
             raise self._broken
         where: dict[str, list[tuple[int, int]]] = {}
         for number, rows in self._found.items():
-            for place, (_, id) in enumerate(rows):
-                where.setdefault(id, []).append((number, place))
+            for position, (_, id) in enumerate(rows):
+                where.setdefault(id, []).append((number, position))
         self._judge_sent(where)
         for one in (one for name in self._names for one in name.instances if one.fenced):
             if one.claimed is not None and self._newest_epoch(one.of.name) <= one.claimed.epoch:
@@ -275,10 +275,10 @@ class NamedProducers:
                 text = f"{there} of {sent.by.core.instance} were sent after another had claimed its name"
                 raise Violation(text, "fenced-wrote")
             for id in there:
-                for number, place in where[id]:
-                    self._judge_place(sent, number, self._found[number][place])
+                for number, position in where[id]:
+                    self._judge_epoch(sent, number, self._found[number][position])
 
-    def _judge_place(self, sent: Sent, number: int, row: tuple[int, str]) -> None:
+    def _judge_epoch(self, sent: Sent, number: int, row: tuple[int, str]) -> None:
         by, gid, (index, id) = sent.by, self.group_of(TOPIC, number), row
         assert by.claimed is not None
         index = self._prepared[gid, sent.tx] if sent.tx else index
@@ -290,7 +290,7 @@ class NamedProducers:
     def _judge_batches(self, name: Name, where: dict[str, list[tuple[int, int]]]) -> None:
         last: dict[int, tuple[int, int]] = {}
         for batch in name.batches:
-            found = [place for id in batch.ids for place in where.get(id, ())]
+            found = [position for id in batch.ids for position in where.get(id, ())]
             text = f"number {batch.number} of {name.name}: {batch.ids} are at {found}"
             if len(found) > len(batch.ids):
                 raise Violation(text, "number-twice")
@@ -298,11 +298,11 @@ class NamedProducers:
                 raise Violation(text, "number-lost")
             if found and len(found) < len(batch.ids):
                 raise Violation(text, "number-torn")
-            for partition, place in found:
+            for partition, position in found:
                 number, before = last.get(partition, (0, -1))
-                if number < batch.number and place < before:
+                if number < batch.number and position < before:
                     raise Violation(f"{text}, behind number {number}", "number-order")
-            for partition, place in found:
-                highest = max(place, last.get(partition, (0, -1))[1])
+            for partition, position in found:
+                highest = max(position, last.get(partition, (0, -1))[1])
                 last[partition] = batch.number, highest
             self.done["numbers"] += batch.done

@@ -1,8 +1,8 @@
-"""Members of a consumer group that make outputs of inputs, in transactions that move the group's place.
+"""Members of a consumer group that make outputs of inputs, in transactions that move the group's offsets.
 
 Each works on any partitions, as if it had just been given them by a coordinator that errs: several work on
-the same ones, from places that a deposed leader has told them, or that they remember. They die, roll back,
-or sleep for longer than their time-out. At the end the outputs and the places must say the same: anomalies
+the same ones, from offsets that a deposed leader has told them, or that they remember. They die, roll back,
+or sleep for longer than their time-out. At the end the outputs and the offsets must say the same: anomalies
 ``processed-twice``, ``output-without-offset``, ``offset-without-output`` and ``held-for-ever``.
 
 The inputs are numbers only: nothing of the broker depends on what is at an offset. They are part of worlds in
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 GROUP, INPUT, OUTPUT = "pipeline-group", "pipe-in", "pipe-out"
 MEMBERS, INPUTS = 3, 3
 BEGINS = 0.5  # share of the clients' steps at which an idle member begins
-REMEMBERS = 0.2  # share of the work that begins at a place that the member remembers
+REMEMBERS = 0.2  # share of the work that begins at an offset that the member remembers
 TIMEOUT_MS = 500
 TAKES_S = (0.0, 0.0, 0.02, 0.1, 0.8)  # between prepare and the decision
 END_S = 30.0  # within which nothing is held any more
@@ -76,7 +76,7 @@ class Member:
         self._start()
 
     def act(self) -> None:
-        rng, found = self._all.rng, self._all.places()
+        rng, found = self._all.rng, self._all.committed()
         if self._busy or found is None or rng.random() > BEGINS:
             return
         committed, topic_id = found
@@ -164,7 +164,7 @@ class Pipelines:
         """As the clients' catalog."""
         return by_name(topic, partition, self.clients.scene.groups)
 
-    def places(self) -> tuple[dict[int, int], int] | None:
+    def committed(self) -> tuple[dict[int, int], int] | None:
         """What some replica that believes it leads says about the group, and the id of the input."""
         leader = self.clients.desks[self._gid].any_leader()
         if leader is None:
@@ -193,7 +193,7 @@ class Pipelines:
         return f"{held} of {GROUP}; open: {state.held.by_tx}" if held else None
 
     def check(self, leaders: list[BrokerApplication]) -> bool:
-        """Hold outputs against places; False: a replica has ended meanwhile."""
+        """Hold outputs against offsets; False: a replica has ended meanwhile."""
         if not self._members:
             return True
         found: Counter[tuple[int, int]] = Counter()
@@ -207,15 +207,16 @@ class Pipelines:
             if count > 1:
                 raise Violation(f"{count} outputs of {INPUT}/{partition}@{offset}", "processed-twice")
             if offset >= offsets.get(partition, 0):
-                place = offsets.get(partition)
+                committed = offsets.get(partition)
                 raise Violation(
-                    f"{INPUT}/{partition}@{offset}, and {GROUP} is at {place}", "output-without-offset"
+                    f"{INPUT}/{partition}@{offset}, and {GROUP} is at {committed}", "output-without-offset"
                 )
-        for partition, place in offsets.items():
-            for offset in range(place):
+        for partition, committed in offsets.items():
+            for offset in range(committed):
                 if not found[partition, offset]:
                     raise Violation(
-                        f"{INPUT}/{partition}@{offset}, and {GROUP} is at {place}", "offset-without-output"
+                        f"{INPUT}/{partition}@{offset}, and {GROUP} is at {committed}",
+                        "offset-without-output",
                     )
         self.did["inputs"] += len(found)
         return True

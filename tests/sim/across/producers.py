@@ -105,13 +105,13 @@ class AcrossProducer:
         """Some producers compress values, each in its own way, so that an id that two of them use has rows of
         several kinds."""
         luck = self._world.stream(f"compression-{self.name}")
-        places = self._clients.later_across.partitions, self._clients.later_across.group_of
+        catalog = self._clients.later_across.partitions, self._clients.later_across.group_of
         if luck.random() >= COMPRESSING:
-            return Encoder(config, *places)
+            return Encoder(config, *catalog)
         how = Compression(luck.choice(tuple(METHODS)), least=luck.choice((1, 200)))
         packer = _Packer(how)
         packer.did = self._clients.did
-        return ValueEncoder(config, *places, None, packer)
+        return ValueEncoder(config, *catalog, None, packer)
 
     def die(self) -> None:
         """End the process, with everything that it had in memory."""
@@ -146,9 +146,9 @@ class AcrossProducer:
             return
         given = rng.random() < GIVEN
         tx_id = f"g{self._clients.number()}" if given else next(self.core.ids)
-        sent, messages, places = self._content(tx_id)
+        sent, messages, count = self._content(tx_id)
         messages += self._clients.later_across.messages(self, tx_id, sent)
-        record = AcrossTx(self.app, tx_id, sent, places, self.name)
+        record = AcrossTx(self.app, tx_id, sent, count, self.name)
         self._prepare(record, messages, given, tries=1)
         if given and rng.random() < TWICE and (other := self._clients.another(self)) is not None:
             self._clients.did["one id twice"] += 1
@@ -164,23 +164,23 @@ class AcrossProducer:
         """The content of a transaction, and the number of its partitions."""
         rng, scene = self.rng, self._clients.scene
         if rng.random() < self._clients.share_across(self.app):
-            every = scene.places()
-            places = rng.sample(every, min(rng.choice((2, 2, 3, 4)), len(every)))
+            every = scene.partitions()
+            partitions = rng.sample(every, min(rng.choice((2, 2, 3, 4)), len(every)))
         else:
-            mine = scene.places(rng.randrange(scene.groups))
-            places = rng.sample(mine, min(rng.choice((1, 1, 2)), len(mine)))
-        sent, messages = self._messages(name, places)
-        return sent, messages, len(places)
+            mine = scene.partitions(rng.randrange(scene.groups))
+            partitions = rng.sample(mine, min(rng.choice((1, 1, 2)), len(mine)))
+        sent, messages = self._messages(name, partitions)
+        return sent, messages, len(partitions)
 
-    def _messages(self, name: str, places: Sequence[tuple[str, int]]) -> tuple[list[Sent], list[Message]]:
+    def _messages(self, name: str, partitions: Sequence[tuple[str, int]]) -> tuple[list[Sent], list[Message]]:
         rng, scene = self.rng, self._clients.scene
         sent: list[Sent] = []
         messages: list[Message] = []
-        for place in places:
+        for tp in partitions:
             for _ in range(rng.choice((1, 1, 2))):
                 id = f"{name}.{len(sent)}"
-                sent.append(Sent(id, *place, group=scene.group_of(*place)))
-                messages.append(Message(place[0], body(id, rng.choice(SIZES)), partition=place[1]))
+                sent.append(Sent(id, *tp, group=scene.group_of(*tp)))
+                messages.append(Message(tp[0], body(id, rng.choice(SIZES)), partition=tp[1]))
         return sent, messages
 
     def _share_an_id(self) -> None:
@@ -195,7 +195,7 @@ class AcrossProducer:
         first, second, both = rng.sample(range(scene.groups), 3)
         wire, starts = f"g{self._clients.number()}", list[Callable[[], None]]()
         for producer, home, name in ((self, first, wire), (other, second, f"{wire}+")):
-            sent, messages = self._messages(name, [rng.choice(scene.places(gid)) for gid in (home, both)])
+            sent, messages = self._messages(name, [rng.choice(scene.partitions(gid)) for gid in (home, both)])
             record = AcrossTx(self.app, name, sent, 2, producer.name, wire=wire, shares_id=True)
             starts.append(partial(producer._prepare, record, messages, True, TRIES))
         self._clients.start_together((first, second), starts)
@@ -385,11 +385,11 @@ class AcrossProducer:
 
     def send(self) -> None:
         """Send one plain message through the partition's stream."""
-        place = self.rng.choice(self._clients.scene.places())
+        tp = self.rng.choice(self._clients.scene.partitions())
         id = f"m{self._clients.number()}"
         recorder = self.recorder
-        sent = Sent(id, *place, group=self._clients.scene.group_of(*place))
-        message = Message(place[0], body(id, self.rng.choice(SIZES)), partition=place[1])
+        sent = Sent(id, *tp, group=self._clients.scene.group_of(*tp))
+        message = Message(tp[0], body(id, self.rng.choice(SIZES)), partition=tp[1])
         op = recorder.invoke("send", producer=self.name, messages=[sent])
 
         def told(future: Future[RecordMetadata]) -> None:
@@ -399,10 +399,10 @@ class AcrossProducer:
             if future.exception() is not None:
                 recorder.unknown(op, "no answer in time")
             else:
-                recorder.ok(op, places=[[*place, future.result().offset]])
+                recorder.ok(op, places=[[*tp, future.result().offset]])
 
         partition, row = self.core.encoder.plain(message)
-        future = self.core.send(place[0], partition, row)
+        future = self.core.send(tp[0], partition, row)
         if future is None:
             recorder.fail(op, "the buffer is full")
         else:

@@ -16,12 +16,12 @@ from tests.support.places import info
 
 #: name -> what it adds to the world.
 REACHES = {
-    "pipelines": "members of a group that move its place in their transactions",
+    "pipelines": "members of a group that move its offsets in their transactions",
     "placed-topics": "topics that lie where their creator has written, in some of the worlds",
     "mute-branches": "transactions over several groups of an app whose producers never poll",
     "small-requests": "brokers that take no more of each other than a dozen decisions, in some of the worlds",
     "streams": "a group of the product's own consumers in every world, over a topic that is created again",
-    "nacking": "groups of the product's own consumers that nack beside transactions with their places",
+    "nacking": "groups of the product's own consumers that nack beside transactions with their offsets",
     "small-tables": "ids, producers and groups are forgotten in every schedule, and not only in half of them",
 }
 #: Those that are part of every schedule.
@@ -72,11 +72,11 @@ class Scene:
         fence, forgetful, tables = rng.random() < 0.5, rng.random() < 0.4, None
         if share == 0.0 or forgetful or "small-tables" in reach:  # an app counts as APP_AS_IDS beside its ids
             tables = Settings(settled_generation=small, producers_generation=small // 20, groups_kept=2)
-        places = random.Random(f"places-{seed}-{groups}")  # a separate stream: other choices do not change
+        placement = random.Random(f"places-{seed}-{groups}")  # a separate stream: other choices do not change
         limits = random.Random(f"limits-{seed}-{groups}")
         firsts = None
-        if "placed-topics" in reach and places.random() < PLACED:
-            firsts = {"t": places.randrange(groups), "u": places.randrange(groups)}
+        if "placed-topics" in reach and placement.random() < PLACED:
+            firsts = {"t": placement.randrange(groups), "u": placement.randrange(groups)}
         if not reach.isdisjoint(("streams", "nacking")):
             tables = None
         return Scene(
@@ -111,7 +111,7 @@ class Scene:
         """The settings of a group's tables."""
         return self.tables
 
-    def places(self, gid: int | None = None) -> list[tuple[str, int]]:
+    def partitions(self, gid: int | None = None) -> list[tuple[str, int]]:
         """The partitions of one group, or of all."""
         every = [(topic, number) for topic, count in self.topics.items() for number in range(count)]
         return [p for p in every if gid is None or self.group_of(*p) == gid]

@@ -1,4 +1,4 @@
-"""Transactions that move a group's place, in worlds of two and three groups with all their faults.
+"""Transactions that move a group's offsets, in worlds of two and three groups with all their faults.
 
 ``tests/controls/offset_faults.py`` has the planted faults that these worlds must find.
 """
@@ -30,7 +30,7 @@ def run(seed: int, groups: int) -> ManyGroups:
 
 
 @pytest.mark.timeout(600)
-def test_each_input_is_in_one_output_and_below_the_groups_place() -> None:
+def test_each_input_is_in_one_output_and_below_the_groups_offset() -> None:
     did: Counter[str] = Counter()
     wanted = {"COMMITTED": 6, "inputs": 15, "OffsetsPending": 4, "OffsetsMoved": 1}
     for seed in (*SEEDS, *FURTHER):

@@ -201,9 +201,9 @@ class Wire:
         *,
         from_broker: bool,
     ) -> None:
-        place = app.replica.state.gid, app.replica.state.groups
+        group_and_count = app.replica.state.gid, app.replica.state.groups
         try:
-            ops = parse_request(request, from_broker=from_broker, place=place)
+            ops = parse_request(request, from_broker=from_broker, group_and_count=group_and_count)
         except InvalidMessage as error:
             answer(("malformed", str(error)))
             return

@@ -130,7 +130,7 @@ class AcrossWorkload(Acting):
         if self.scene.crowd:
             topics = crowd.topics(self.desks)
             self.crowds += [self._crowd(gid, desk, topics) for gid, desk in enumerate(self.desks)]
-        self.changes = TopicChanges(many.parts, self.scene.places())
+        self.changes = TopicChanges(many.parts, self.scene.partitions())
         streams = "streams" in self.scene.reach
         self.recreated = RecreatedTopic(many.parts, members=self.scene.tables is None, always=streams)
         self.streams = StreamGroup(self) if self.scene.tables is None else None
@@ -197,10 +197,10 @@ class AcrossWorkload(Acting):
         forgets = self.scene.tables is not None
         return Crowd(desk, self.ledger, add, self.number, topics, names, gid=gid, forgets=forgets)
 
-    def places(self, gid: int) -> list[tuple[str, int]]:
+    def partitions(self, gid: int) -> list[tuple[str, int]]:
         """All partitions of a group."""
-        crowded = self.crowds[gid].places if self.crowds else []
-        return [*self.scene.places(gid), *crowded]
+        crowded = self.crowds[gid].partitions if self.crowds else []
+        return [*self.scene.partitions(gid), *crowded]
 
     def _set_tables(self) -> None:
         """All groups have the topics: set small tables before anything else."""
@@ -224,7 +224,7 @@ class AcrossWorkload(Acting):
             self.processes = [FeedbackProcess(index, self) for index in range(ASKING.shards)]
             self.producers = [self._hire(app) for app in (*APPS, *([crowd.APP] if self.crowds else ()))]
             self.consumers = [
-                Consumer(f"c{gid}", desk, self.ledger, self.scene.places(gid))
+                Consumer(f"c{gid}", desk, self.ledger, self.scene.partitions(gid))
                 for gid, desk in enumerate(self.desks)
             ]
 
@@ -376,7 +376,7 @@ class AcrossWorkload(Acting):
         self.ledger.recorder.judge()
 
     def _let_go(self) -> None:
-        """Wait until no place of a group is held any more."""
+        """Wait until no offset of a group is held any more."""
         until = self.many.world.now + END_S
         while self.pipelines.works and (held := self.pipelines.held(self._wait_until_all_agree())):
             if self.many.world.now > until:
@@ -438,7 +438,7 @@ class AcrossWorkload(Acting):
         for attempt in range(READS):
             leaders = self._wait_until_all_agree()
             read = [
-                read_finally(desk.replicas(), self.ledger.recorder, attempt, self.places(gid))
+                read_finally(desk.replicas(), self.ledger.recorder, attempt, self.partitions(gid))
                 for gid, desk in enumerate(self.desks)
             ]
             read += [

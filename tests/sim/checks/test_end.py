@@ -72,8 +72,8 @@ def test_a_replica_whose_final_read_ends_short_is_found(monkeypatch: pytest.Monk
     simulation = quiet(BrokerWorkload())
     read_all = consumers.read_all
 
-    def short(app: BrokerApplication, place: tuple[str, int], position: int, **how: bool) -> Any:
-        part = read_all(app, place, position, **how)
+    def short(app: BrokerApplication, tp: tuple[str, int], position: int, **how: bool) -> Any:
+        part = read_all(app, tp, position, **how)
         if part is None or app._context.name != "r2" or not simulation.calm or not part[2]:
             return part
         return part[0], part[1] - 1, part[2][:-1]
@@ -87,10 +87,10 @@ def test_everything_is_read_again_if_a_replica_ends_when_it_is_read(monkeypatch:
     read_all = consumers.read_all
     gone: list[str] = []
 
-    def gone_once(app: BrokerApplication, place: tuple[str, int], position: int, **how: bool) -> Any:
+    def gone_once(app: BrokerApplication, tp: tuple[str, int], position: int, **how: bool) -> Any:
         replica = simulation.replicas[1]
         if app is not replica.app or not simulation.calm or gone:
-            return read_all(app, place, position, **how)
+            return read_all(app, tp, position, **how)
         gone.append(replica.name)
         simulation.crash(replica, False, simulation.rng)
         return None

@@ -27,7 +27,7 @@ from tests.sim.clients.delayed import DelayedMessages
 from tests.sim.clients.desk import Desk
 from tests.sim.clients.leader_reads import LeaderReads
 from tests.sim.clients.ledger import REDIRECTS, ClientTx, Ledger
-from tests.sim.clients.producers import PLACES, Producer
+from tests.sim.clients.producers import PARTITIONS, Producer
 from tests.sim.clients.topic_changes import TopicChanges
 from tests.sim.clients.workload import Application, Cluster, ReplicaContext
 from tests.sim.environment.world import Violation
@@ -85,7 +85,7 @@ class BrokerWorkload(Acting):
             topics = crowds.topics([self.desk])
             self.crowd = Crowd(self.desk, self.ledger, self._of_crowd, self._number, topics)
         self.leader_reads = LeaderReads(self.desk)
-        self.changes = TopicChanges([cluster], PLACES)
+        self.changes = TopicChanges([cluster], PARTITIONS)
         self.recreated = RecreatedTopic([cluster], members=True)
         self.delayed = DelayedMessages(cluster)
         self.shares = ShareGroups([cluster], self.ledger.recorder)
@@ -268,11 +268,11 @@ class BrokerWorkload(Acting):
     def _read_everything(self) -> None:
         """Read every partition at every replica, the groups' offsets, all outcomes, and the databases."""
         assert self.ledger is not None
-        places = [*PLACES, *(self.crowd.places if self.crowd is not None else ())]
+        partitions = [*PARTITIONS, *(self.crowd.partitions if self.crowd is not None else ())]
         for attempt in range(READS):
             leader = self._wait_until_all_agree()
             replicas = self.desk.replicas()
-            read = read_finally(replicas, self.ledger.recorder, attempt, places)
+            read = read_finally(replicas, self.ledger.recorder, attempt, partitions)
             read = read and self.delayed.check(leader, [app for _, app in replicas])
             if read and self.shares.check([leader]):
                 break

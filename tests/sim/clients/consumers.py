@@ -15,7 +15,7 @@ from escrowmq.replication.replica.fetching import FetchResult
 from tests.history.events import Recorder
 from tests.sim.clients.desk import Desk
 from tests.sim.clients.ledger import Ledger
-from tests.sim.clients.producers import PLACES
+from tests.sim.clients.producers import PARTITIONS
 from tests.sim.environment.world import Violation
 from tests.sim.group.broker_app import BrokerApplication, ids_of
 from tests.sim.group.replica import SimReplica
@@ -27,13 +27,13 @@ class Consumer:
     """One reader, alone in its group."""
 
     def __init__(
-        self, name: str, desk: Desk, ledger: Ledger, places: Sequence[tuple[str, int]] = PLACES
+        self, name: str, desk: Desk, ledger: Ledger, partitions: Sequence[tuple[str, int]] = PARTITIONS
     ) -> None:
-        self.name, self._places = name, places
+        self.name, self._partitions = name, partitions
         self._desk, self._recorder = desk, ledger.recorder
         self._rng = desk.world.stream(f"consumer-{name}")
-        self._positions = dict.fromkeys(places, 0)
-        self._cut_positions = dict.fromkeys(places, 0)
+        self._positions = dict.fromkeys(partitions, 0)
+        self._cut_positions = dict.fromkeys(partitions, 0)
         self._cuts = 0
         self._committing = False
 
@@ -43,20 +43,20 @@ class Consumer:
         if not replicas:
             return
         _, app = self._rng.choice(replicas)
-        place = self._rng.choice(self._places)
-        position = self._positions[place]
-        result = app.fetch(*place, position, self._rng.choice(POLL_BYTES))
+        tp = self._rng.choice(self._partitions)
+        position = self._positions[tp]
+        result = app.fetch(*tp, position, self._rng.choice(POLL_BYTES))
         if result is None or result[2] == ResultCode.UNKNOWN_TOPIC:
             return
         if result[2] == ResultCode.OUT_OF_RANGE:
             if position < result[3]:  # retention was faster
-                self._positions[place] = result[3]
-                self._recorder.read(self.name, *place, [], start=result[3])
+                self._positions[tp] = result[3]
+                self._recorder.read(self.name, *tp, [], start=result[3])
             return  # otherwise this replica is behind the one read before
         records = ids_of(result, position)
         if records:
-            self._recorder.read(self.name, *place, records)
-            self._positions[place] = records[-1][0] + 1
+            self._recorder.read(self.name, *tp, records)
+            self._positions[tp] = records[-1][0] + 1
 
     def cut(self) -> None:
         """Read everything new in all partitions, at one replica at one instant."""
@@ -66,24 +66,24 @@ class Consumer:
         _, app = self._rng.choice(replicas)
         self._cuts += 1
         read: list[tuple[tuple[str, int], int, int, list[tuple[int, str]]]] = []
-        for place in self._places:
-            part = read_all(app, place, self._cut_positions[place])
+        for tp in self._partitions:
+            part = read_all(app, tp, self._cut_positions[tp])
             if part is None:
                 return
-            read.append((place, *part))
-        for place, start, end, records in read:
+            read.append((tp, *part))
+        for tp, start, end, records in read:
             name = f"{self.name}-{self._cuts}"
-            self._recorder.read(f"{self.name}-cuts", *place, records, start=start, end=end, cut=name)
-            self._cut_positions[place] = end
+            self._recorder.read(f"{self.name}-cuts", *tp, records, start=start, end=end, cut=name)
+            self._cut_positions[tp] = end
 
     def commit_offsets(self) -> None:
         """Commit the group's offset in one partition."""
         if self._committing:
             return
-        place = self._rng.choice(self._places)
-        offset = self._positions[place]
+        tp = self._rng.choice(self._partitions)
+        offset = self._positions[tp]
         op = self._recorder.invoke(
-            "offset-commit", group=self.name, topic=place[0], partition=place[1], offset=offset
+            "offset-commit", group=self.name, topic=tp[0], partition=tp[1], offset=offset
         )
         self._committing = True
 
@@ -93,18 +93,18 @@ class Consumer:
             self._committing = False
             self._recorder.ok(op)
 
-        self._desk.call(ops.group_offsets(self.name, place[0], {place[1]: offset}), committed, lambda: True)
+        self._desk.call(ops.group_offsets(self.name, tp[0], {tp[1]: offset}), committed, lambda: True)
 
     def check_offsets(self, app: BrokerApplication) -> None:
         """Check the offsets with which the group would continue."""
         offsets = app.replica.state.group_offsets.get(self.name, {})
-        for topic, number in self._places:
+        for topic, number in self._partitions:
             op = self._recorder.invoke("offset-fetch", group=self.name, topic=topic, partition=number)
             self._recorder.ok(op, offset=offsets.get(topic, {}).get(number, -1))
 
 
 def read_all(
-    app: BrokerApplication, place: tuple[str, int], position: int, *, settled: bool = False
+    app: BrokerApplication, tp: tuple[str, int], position: int, *, settled: bool = False
 ) -> tuple[int, int, list[tuple[int, str]]] | None:
     """(start, end, records) of a partition from ``position``, or from where retention left it.
 
@@ -115,7 +115,7 @@ def read_all(
     records: list[tuple[int, str]] = []
     start = at = position
     while True:
-        result: FetchResult | None = app.fetch(*place, at)
+        result: FetchResult | None = app.fetch(*tp, at)
         if result is None or result[2] == ResultCode.UNKNOWN_TOPIC:
             return None
         _, _, code, low, end, _, _ = result
@@ -137,7 +137,7 @@ def read_finally(
     replicas: Sequence[tuple[SimReplica, BrokerApplication]],
     recorder: Recorder,
     attempt: int,
-    places: Sequence[tuple[str, int]] = PLACES,
+    partitions: Sequence[tuple[str, int]] = PARTITIONS,
 ) -> bool:
     """Read everything from every replica: all must have the same records, start and end.
 
@@ -147,16 +147,16 @@ def read_finally(
     bounds: dict[tuple[str, int], tuple[str, int, int]] = {}
     for replica, app in replicas:
         name = f"final-{replica.name}"
-        for place in places:
-            part = read_all(app, place, 0, settled=True)
+        for tp in partitions:
+            part = read_all(app, tp, 0, settled=True)
             if part is None:
                 return False
             start, end, records = part
-            recorder.read(name, *place, records, start=start, end=end, cut=f"{name}-{attempt}")
-            other, *known = bounds.setdefault(place, (replica.name, start, end))
+            recorder.read(name, *tp, records, start=start, end=end, cut=f"{name}-{attempt}")
+            other, *known = bounds.setdefault(tp, (replica.name, start, end))
             if known != [start, end]:
                 raise Violation(
-                    f"{place} in the end: {other} has {known[0]}..{known[1]}, {replica.name} {start}..{end}",
+                    f"{tp} in the end: {other} has {known[0]}..{known[1]}, {replica.name} {start}..{end}",
                     "final-reads-differ",
                 )
     return True

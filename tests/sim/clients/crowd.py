@@ -69,7 +69,7 @@ class Crowd:
     ) -> None:
         self.desk, self.ledger, self.forgets = desk, ledger, forgets
         self.rng = desk.world.stream(f"crowd{desk.cluster.prefix}")
-        self.places = [(topic, 0) for topic in names]
+        self.partitions = [(topic, 0) for topic in names]
         self.busy = 0
         self.heard_ms = -1
         self._add, self._number, self._gid, self._topics = add, number, gid, topics
@@ -83,10 +83,10 @@ class Crowd:
         if self.busy >= AT_ONCE or self.desk.cluster.calm:
             return
         self._next_s = now_s + self.rng.expovariate(1 / PAUSE_S)
-        count = min(self.rng.choice(COUNTS), len(self.places))
+        count = min(self.rng.choice(COUNTS), len(self.partitions))
         once = self.rng.random() < 0.5
         begun: list[tuple[ClientTx, bytes]] = []
-        for topic, _ in self.rng.sample(self.places, count):
+        for topic, _ in self.rng.sample(self.partitions, count):
             number = self._number()
             tx_id = f"c{number}"
             sent = [Sent(f"{tx_id}.0", topic, 0, group=self._gid)]
@@ -108,8 +108,8 @@ class _Round:
         extra = PrepareExtra(heard_ms=crowd.heard_ms)
         frames = []
         for tx, row in begun:
-            place = tx.sent[0].topic, 0
-            frames.append(prepare_request(tx.app, place[0], [tx], [[(0, place, row)]], 0, extra))
+            tp = tx.sent[0].topic, 0
+            frames.append(prepare_request(tx.app, tp[0], [tx], [[(0, tp, row)]], 0, extra))
         crowd.busy += 1
         crowd.desk.call(b"".join(frames), self._prepared, lambda: True, hears=self._hears)
 

@@ -76,7 +76,7 @@ class DelayedMessages:
         self._clocks = ClockBound(cluster)
         self._carrying = cluster.world.stream("carrying")
         self._works = self._rng.random() < SHARE
-        self._places = [(TOPIC, n) for n in range(PER_GROUP * groups) if by_name(TOPIC, n, groups) == gid]
+        self._partitions = [(TOPIC, n) for n in range(PER_GROUP * groups) if by_name(TOPIC, n, groups) == gid]
         self._gid, self._shared = gid, shared
         self._instances: list[_Instance] = []
         self._numbers = self._lives = 0
@@ -112,7 +112,7 @@ class DelayedMessages:
         """Do one or several things, if it is time."""
         now_s = self._desk.world.elapsed_s
         self._clocks.look()
-        if not self._works or not self._places or now_s < self._next_s or self._cluster.calm:
+        if not self._works or not self._partitions or now_s < self._next_s or self._cluster.calm:
             return
         self._next_s = now_s + self._rng.expovariate(1 / PAUSE_S)
         found = self._desk.any_leader()
@@ -178,42 +178,42 @@ class DelayedMessages:
             return -self._rng.choice(DELAYS_MS)
         return max(now_ms + self._rng.choice(AHEAD_MS), 0)
 
-    def _new(self, place: tuple[str, int], owner: int, ordinal: int, time_ms: int) -> tuple[Item, bytes]:
+    def _new(self, tp: tuple[str, int], owner: int, ordinal: int, time_ms: int) -> tuple[Item, bytes]:
         self._numbers += 1
         life = NO_ID if self._life is None else self._life
-        item = Item(f"{APP}{self._gid}-{self._numbers}", place, owner, ordinal, time_ms, life)
+        item = Item(f"{APP}{self._gid}-{self._numbers}", tp, owner, ordinal, time_ms, life)
         self.items.append(item)
         return item, encode_row(None, body(item.id, self._rng.choice(SIZES)), None, None)
 
     def _send(self, by: _Instance, now_ms: int) -> None:
         """A batch of plain messages, with times or, sometimes, without."""
-        place = self._rng.choice(self._places)
-        if place in by.sending:
+        tp = self._rng.choice(self._partitions)
+        if tp in by.sending:
             return
-        by.sending.add(place)
-        owner, first, sequence, life = owner_of(by.name), by.ordinals, by.sequence[place], self._life or NO_ID
+        by.sending.add(tp)
+        owner, first, sequence, life = owner_of(by.name), by.ordinals, by.sequence[tp], self._life or NO_ID
         count = self._rng.choice((1, 1, 2, 5))
         if self._rng.random() < 0.2:
             self._numbers += 1
             row = encode_row(None, body(f"plain{self._numbers}", 30), None, None)
-            request = ops.message(*place, by.name, 0, sequence, [row], -1, life)
+            request = ops.message(*tp, by.name, 0, sequence, [row], -1, life)
             made: list[Item] = []
         else:
             by.ordinals += count
-            pairs = [self._new(place, owner, first + n, self._time(now_ms)) for n in range(count)]
+            pairs = [self._new(tp, owner, first + n, self._time(now_ms)) for n in range(count)]
             made, rows = [item for item, _ in pairs], [row for _, row in pairs]
             times = [item.time_ms for item in made]
-            request = timer_ops.scheduled(*place, by.name, 0, sequence, times, rows, owner, first, -1, life)
+            request = timer_ops.scheduled(*tp, by.name, 0, sequence, times, rows, owner, first, -1, life)
 
         def stored(results: list[Any]) -> None:
             code, *info = results[0]
             if self._is_gone(code):
-                by.sending.discard(place)  # for ever: the next topic has instances of its own
+                by.sending.discard(tp)  # for ever: the next topic has instances of its own
                 return
             if code not in DONE:
                 raise Violation(f"batch {sequence} of {by.name} was answered {results}", "unexpected-answer")
-            by.sequence[place] += 1
-            by.sending.discard(place)
+            by.sequence[tp] += 1
+            by.sending.discard(tp)
             for item in made:
                 item.counts_from(info[0][1])
             self._cancel_in_time(made, info[0][1])
@@ -226,14 +226,14 @@ class DelayedMessages:
         tx_id = f"d{self.done['begun']}"
         owner, made, frames = owner_of(APP, tx_id), list[Item](), list[bytes]()
         life = self._life or NO_ID
-        for place in self._rng.sample(self._places, min(len(self._places), self._rng.choice((1, 1, 2)))):
+        for tp in self._rng.sample(self._partitions, min(len(self._partitions), self._rng.choice((1, 1, 2)))):
             count = self._rng.choice((1, 1, 3))
-            pairs = [self._new(place, owner, len(made) + n, self._time(now_ms)) for n in range(count)]
+            pairs = [self._new(tp, owner, len(made) + n, self._time(now_ms)) for n in range(count)]
             rows = [row for _, row in pairs]
             new = [item for item, _ in pairs]
             sizes, txs = [len(row) for row in rows], [0] * count
             times, ordinals = [item.time_ms for item in new], [item.ordinal for item in new]
-            frames.append(timer_ops.pre_scheduled(*place, txs, sizes, times, ordinals, rows, life))
+            frames.append(timer_ops.pre_scheduled(*tp, txs, sizes, times, ordinals, rows, life))
             made += new
         extra = PrepareExtra(instance=APP)
         head = ops.prepare(APP, TOPIC, [tx_id], None, 60_000, 0, [1], -1, len(frames), extra)
@@ -278,15 +278,15 @@ class DelayedMessages:
 
     def _cancel(self, now_ms: int) -> None:
         """Some that wait, or are about to be released, or were just released."""
-        place = self._rng.choice(self._places)
-        known = [i for i in self.items[-200:] if i.place == place and i.due_ms and i.due_ms > now_ms - 200]
+        tp = self._rng.choice(self._partitions)
+        known = [i for i in self.items[-200:] if i.partition == tp and i.due_ms and i.due_ms > now_ms - 200]
         if not known:
             return
         soon = sorted(known, key=lambda item: item.due_ms or 0)[:5]
         self._ask(self._rng.sample(soon, min(len(soon), self._rng.choice((1, 1, 3)))))
 
     def _ask(self, chosen: Sequence[Item]) -> None:
-        place = chosen[0].place
+        tp = chosen[0].partition
         keys = [(item.due_ms or 0, item.owner, item.ordinal) for item in chosen]
         life = chosen[0].life
         for item in chosen:
@@ -311,7 +311,7 @@ class DelayedMessages:
                     item.told_too_late = True
                 self.done["too late" if at in late else "cancelled"] += 1
 
-        self._desk.call(timer_ops.cancel(*place, keys, life), answered, lambda: True)
+        self._desk.call(timer_ops.cancel(*tp, keys, life), answered, lambda: True)
 
     # -------------------------------------------------------------- at the end
 
@@ -321,12 +321,12 @@ class DelayedMessages:
         if known is None:
             return True
         found: dict[str, list[tuple[tuple[str, int], int]]] = {}
-        for place in self._places:
-            read = readable(leader, place)
+        for tp in self._partitions:
+            read = readable(leader, tp)
             if read is None:
                 return False
             for id, time_ms in read:
-                found.setdefault(id, []).append((place, time_ms))
+                found.setdefault(id, []).append((tp, time_ms))
         now_ms = leader.replica.group_ms(leader._now_ms())
         for item in (*self._old, *self.items):
             judge(item, found.get(item.id, ()), now_ms, known.info.topic_id)

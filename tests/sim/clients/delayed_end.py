@@ -30,7 +30,7 @@ WATCH_S = 0.1
 QUIET_S = 1.0  # a leader has so much time to release what became due before it
 SLOWEST = 0.4  # of the world's time: the group's time, under a leader whose clock is behind
 
-Place = tuple[str, int]
+TopicPartition = tuple[str, int]
 
 
 @dataclass(eq=False, slots=True)
@@ -39,7 +39,7 @@ class Item:
     ``life``: the id of the topic that it was sent to."""
 
     id: str
-    place: Place
+    partition: TopicPartition
     owner: int
     ordinal: int
     time_ms: int
@@ -62,7 +62,7 @@ class Item:
         return waits and (self.due_ms or 0) + LATE_MS <= now_ms
 
 
-def judge(item: Item, found: Sequence[tuple[Place, int]], now_ms: int, life: int = NO_ID) -> None:
+def judge(item: Item, found: Sequence[tuple[TopicPartition, int]], now_ms: int, life: int = NO_ID) -> None:
     """Compare a message with where and since when it is readable. ``life``: the id of the topic there."""
     if item.life != life:
         if found:
@@ -71,9 +71,9 @@ def judge(item: Item, found: Sequence[tuple[Place, int]], now_ms: int, life: int
     if len(found) > 1:
         raise Violation(f"{item} is readable twice: {found}", "schedule-duplicate")
     if found:
-        place, time_ms = found[0]
-        if place != item.place:
-            raise Violation(f"{item} is in {place}", "wrong-place")
+        tp, time_ms = found[0]
+        if tp != item.partition:
+            raise Violation(f"{item} is in {tp}", "wrong-place")
         if item.rolled_back or (item.due_ms is not None and time_ms < item.due_ms):
             raise Violation(f"{item} was readable at {time_ms}", "early")
         if item.cancelled:
@@ -96,11 +96,11 @@ def compare(app: BrokerApplication) -> None:
         raise Violation(text, "timers-differ")
 
 
-def readable(app: BrokerApplication, place: Place) -> list[tuple[str, int]] | None:
+def readable(app: BrokerApplication, tp: TopicPartition) -> list[tuple[str, int]] | None:
     """Ids and times of all that is readable; None: the replica has ended."""
     found: list[tuple[str, int]] = []
     while True:
-        result = app.fetch(*place, len(found))
+        result = app.fetch(*tp, len(found))
         if result is None:
             return None
         before, at = len(found), 0

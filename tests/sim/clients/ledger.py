@@ -54,7 +54,7 @@ _WITHOUT_RESULT = frozenset(
     }
     | {OpType.TIMER, OpType.RELEASE, OpType.FORWARD, OpType.CARRY}
 )
-#: The app of pipelines, which hold their outputs against the group's places.
+#: The app of pipelines, which hold their outputs against the group's offsets.
 PIPELINE = "pipeline"
 #: The app of those who redrive dead letters into topics (sharing/redirects.py).
 REDIRECTS = "redirects"
@@ -103,8 +103,8 @@ def accepted(op: Op, result: Result) -> list[str]:
     code, *rest = result
     if code not in (ResultCode.OK, ResultCode.PARTIAL):
         return []
-    refused = {place for place, *_ in rest[0]} if code == ResultCode.PARTIAL else ()
-    return [tx_id for place, tx_id in enumerate(op.meta.tx_ids) if place not in refused]
+    refused = {i for i, *_ in rest[0]} if code == ResultCode.PARTIAL else ()
+    return [tx_id for i, tx_id in enumerate(op.meta.tx_ids) if i not in refused]
 
 
 class Ledger:

@@ -23,7 +23,7 @@ from tests.sim.clients.ledger import ClientTx, Ledger
 from tests.sim.environment.world import Violation
 from tests.sim.running.coverage import Phase
 
-PLACES = (("t", 0), ("t", 1), ("u", 0))
+PARTITIONS = (("t", 0), ("t", 1), ("u", 0))
 SIZES = (1, 1, 30, 30, 60, 300, 1_500)  # segments may be 1000 bytes
 BIG = 6_000
 DEATH = 0.03  # at each point where a producer may die
@@ -33,7 +33,7 @@ SLOW, SLOW_S = 0.15, 4.0  # share of local transactions that the database delays
 #: Share of polls after which the producer is silent, the longest silence, and the time between silences.
 #: Together with the time between polls before and after it, a silence stays below ``owner_gone_s``.
 SILENT, SILENT_MAX_S, HEARD_S = 0.03, 1.2, 0.5
-Row = tuple[int, tuple[str, int], bytes]  # part, place, row
+Row = tuple[int, tuple[str, int], bytes]  # part, tp, row
 #: Phases that end with the producer; the others are the broker's and the checks'.
 OF_PRODUCERS = tuple(p for p in Phase if p not in (Phase.CHECK_OUT, Phase.CHECK_ANSWERED))
 DONE = (ResultCode.OK, ResultCode.DUPLICATE)
@@ -99,11 +99,11 @@ class Producer:
             tx_id, values = f"x{number}", []
             sent: list[Sent] = []
             for part in range(parts):
-                for place in rng.sample(PLACES, rng.choice((1, 1, 2, 3))):
+                for tp in rng.sample(PARTITIONS, rng.choice((1, 1, 2, 3))):
                     for _ in range(rng.choice((1, 1, 1, 2))):
                         id = f"{tx_id}.{len(sent)}"
-                        sent.append(Sent(id, *place))
-                        values.append((part, place, encode_row(None, self._value(id), None, tx_id)))
+                        sent.append(Sent(id, *tp))
+                        values.append((part, tp, encode_row(None, self._value(id), None, tx_id)))
             tx = ClientTx(self.app, tx_id, sent, parts, self.name)
             if self._habits.random() < GIVEN:
                 tx.content = topic, values
@@ -199,28 +199,28 @@ class Producer:
 
     def send(self, number: int) -> None:
         """Send one batch to a partition, with the next sequence number, if none is in flight."""
-        place = self._rng.choice(PLACES)
-        if place in self._sending:
+        tp = self._rng.choice(PARTITIONS)
+        if tp in self._sending:
             return
         ids = [f"m{number}.{n}" for n in range(self._rng.choice((1, 1, 3)))]
         recorder = self._ledger.recorder
-        op = recorder.invoke("send", producer=self.name, messages=[Sent(id, *place) for id in ids])
-        sequence = self._sequence.get(place, 0)
-        self._sending.add(place)
+        op = recorder.invoke("send", producer=self.name, messages=[Sent(id, *tp) for id in ids])
+        sequence = self._sequence.get(tp, 0)
+        self._sending.add(tp)
 
         def stored(results: list[Any]) -> None:
             result = results[0]
             if result[0] not in DONE:
                 raise Violation(
-                    f"batch {sequence} of {self.name} for {place} was answered {result}", "unexpected-answer"
+                    f"batch {sequence} of {self.name} for {tp} was answered {result}", "unexpected-answer"
                 )
-            self._sending.discard(place)
-            self._sequence[place] = sequence + 1
+            self._sending.discard(tp)
+            self._sequence[tp] = sequence + 1
             base = result[1][0]
-            recorder.ok(op, places=[[*place, base + n] for n in range(len(ids))])
+            recorder.ok(op, places=[[*tp, base + n] for n in range(len(ids))])
 
         rows = [encode_row(None, self._value(id), None, None) for id in ids]
-        request = ops.message(*place, self.name, 0, sequence, rows)
+        request = ops.message(*tp, self.name, 0, sequence, rows)
         self._desk.call(request, stored, lambda: self.alive)
 
 
@@ -313,13 +313,13 @@ def prepare_request(
     digests = []
     for number, values in enumerate(rows):
         digest = 0
-        for of_part, place, row in values:
+        for of_part, tp, row in values:
             if of_part == part:
-                txs, sizes, bodies = columns.setdefault(place, ([], [], []))
+                txs, sizes, bodies = columns.setdefault(tp, ([], [], []))
                 txs.append(number)
                 sizes.append(len(row))
                 bodies.append(row)
                 digest = zlib.crc32(row, digest)
         digests.append(digest)
     request = ops.prepare(app, topic, [t.tx for t in batch], None, 0, part, digests, -1, len(columns), extra)
-    return request + b"".join(ops.pre_message(*place, *columns[place], topic_id) for place in columns)
+    return request + b"".join(ops.pre_message(*tp, *columns[tp], topic_id) for tp in columns)

@@ -18,7 +18,7 @@ from escrowmq.replication.format import find_rows
 from escrowmq.replication.format.codec import decode_rows
 from escrowmq.replication.format.find_table import KEY, TX_ID
 from escrowmq.replication.host import finding
-from escrowmq.replication.host.finding import SUFFIX, Finder, FindFiles, Place, Sought
+from escrowmq.replication.host.finding import SUFFIX, BlockKey, Finder, FindFiles, Sought
 from escrowmq.replication.model import NO_ID
 from escrowmq.replication.replica.fetching import FetchResult
 from escrowmq.replication.replica.replica import Replica
@@ -74,7 +74,7 @@ class Searching:
             data = self._disk._files[self._rng.choice(names)].data
             data[self._rng.randrange(len(data))] ^= 1
 
-    def files(self) -> list[Place]:
+    def files(self) -> list[BlockKey]:
         """Of which slots and blocks this disk has files."""
         named = (name.removesuffix(SUFFIX).split("-") for name in self._disk.names())
         return [(int(slot), int(block)) for slot, block in named]

@@ -49,11 +49,11 @@ class _Work:
 
 
 class TopicChanges:
-    """The topic changes of one world. ``places``: the partitions of all its groups."""
+    """The topic changes of one world. ``partitions``: the partitions of all its groups."""
 
-    def __init__(self, clusters: Sequence[Cluster], places: Sequence[tuple[str, int]]) -> None:
+    def __init__(self, clusters: Sequence[Cluster], partitions: Sequence[tuple[str, int]]) -> None:
         world = clusters[0].world
-        self._desks, self._places = [Desk(one, "desk-of-topics") for one in clusters], places
+        self._desks, self._partitions = [Desk(one, "desk-of-topics") for one in clusters], partitions
         self._rng = world.stream("topics")
         self._works = self._rng.random() < SHARE
         self._next_s = 0.0
@@ -76,7 +76,7 @@ class TopicChanges:
             return
         self._next_s = now_s + self._rng.expovariate(1 / PAUSE_S)
         leaders = [next((app for r, app in desk.leaders() if r.node.ready), None) for desk in self._desks]
-        topic, number = self._rng.choice(self._places)
+        topic, number = self._rng.choice(self._partitions)
         states = [leader.replica.state for leader in leaders if leader is not None]
         there = len(states) == len(leaders) and all(topic in state.topics.topics for state in states)
         if not there or topic in self._busy:
@@ -103,8 +103,8 @@ class TopicChanges:
         told = partial(self._trimmed, (topic, plan.partition), plan.before)
         self._begin(topic, lambda submit: carry_out(submit, self._gid, topic, [plan]), told)
 
-    def _trimmed(self, place: tuple[str, int], before: int, _: None) -> None:
-        self._starts[place] = max(before, self._starts.get(place, 0))
+    def _trimmed(self, tp: tuple[str, int], before: int, _: None) -> None:
+        self._starts[tp] = max(before, self._starts.get(tp, 0))
         self.done["trimmed"] += 1
 
     # -------------------------------------------------------------- how they ask

@@ -227,7 +227,7 @@ class SimLink:
         """Insert the row of the business data."""
         self._call(lambda: self._insert(("orders", tx_id), (tx_id,), ignoring=False))
 
-    def place(self) -> str | None:
+    def target(self) -> str | None:
         return "here"
 
     def refuse_autocommit(self, row: str) -> None: ...

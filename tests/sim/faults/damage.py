@@ -46,9 +46,9 @@ NOTHING: Kept = (frozenset(), 0)
 
 def flip_in_log(sim: Simulation, victim: SimReplica, rng: random.Random) -> bool:
     """Flip one bit of a log file or a sidecar; False if nothing there is safe to damage."""
-    if (place := _safe_file(victim, rng)) is None:
+    if (file := _safe_file(victim, rng)) is None:
         return False
-    name, size = place
+    name, size = file
     at, mask = rng.randrange(size), 1 << rng.randrange(8)
     if not _others_have(sim, victim, name, at, at + 1):
         return False
@@ -58,9 +58,9 @@ def flip_in_log(sim: Simulation, victim: SimReplica, rng: random.Random) -> bool
 
 def tear_log(sim: Simulation, victim: SimReplica, rng: random.Random) -> bool:
     """Make some sectors of a log file or a sidecar read as zeros; False if none is safe to damage."""
-    if (place := _safe_file(victim, rng)) is None:
+    if (file := _safe_file(victim, rng)) is None:
         return False
-    name, size = place
+    name, size = file
     begin = rng.randrange(size) // SECTOR * SECTOR
     end = min(begin + SECTOR * rng.choice((1, 1, 8)), size)
     if not _others_have(sim, victim, name, begin, end):

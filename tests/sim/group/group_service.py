@@ -11,7 +11,7 @@ from collections.abc import Callable
 from escrowmq.actors.broker.group_service import GroupService
 from escrowmq.replication.calling.answers import Leadership, Reply
 from escrowmq.replication.format.settings import GroupSettings
-from escrowmq.replication.host.requests import topics_of_places
+from escrowmq.replication.host.requests import topics_of_commits
 from escrowmq.replication.replica.validation import parse_request
 from tests.sim.environment.fibres import Fibres
 from tests.sim.environment.world import World
@@ -89,7 +89,7 @@ class SimGroupService:
                 fibres.wake(fibre)
 
         frames = parse_request(request)
-        about = topics_of_places(frames, app.replica.state.topics.topics)
+        about = topics_of_commits(frames, app.replica.state.topics.topics)
         refused = turn(lambda: replica.guarded(lambda: app.replica.submit(request, frames, done, about)))
         if refused is None and replica.up:
             replica.kick()

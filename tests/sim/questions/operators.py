@@ -35,7 +35,7 @@ PAUSE_S = 0.3  # between two questions, on average
 SEARCHES = 0.5  # share of questions that are searches
 OF_SHARES = 0.6  # share of traces that are about a share group's message, where there are such groups
 AT_THE_END = 4  # questions of each kind at each replica
-_Place = tuple[str, str, int]
+_GroupPartition = tuple[str, str, int]
 
 
 class Questions:
@@ -58,8 +58,8 @@ class Questions:
         self._next_s, self._read = 0.0, 0
         self._ids: defaultdict[str, set[int]] = defaultdict(set)  # of all topics that had a name
         #: Where groups have committed, by group, topic and partition: certainly, and perhaps.
-        self._lowest, self._highest = dict[_Place, int](), dict[_Place, int]()
-        self._committing: dict[int, tuple[_Place, int]] = {}
+        self._lowest, self._highest = dict[_GroupPartition, int](), dict[_GroupPartition, int]()
+        self._committing: dict[int, tuple[_GroupPartition, int]] = {}
         self.done: Counter[str] = Counter()
 
     def heard(self, gid: int, index: int, now_ms: int, ops: Sequence[Op]) -> None:
@@ -116,11 +116,11 @@ class Questions:
         if row is None or not replica.up:
             return
         self.done["traces"] += 1
-        self._stream_places(replica, app, partition)
+        self._stream_offsets(replica, app, partition)
         if self._shares is not None and self._shares.ready and partition.topic in self._shares.topics:
             checker = self._recorder.checker
-            place = named(partition.topic, partition.topic_id), partition.number
-            began = {group: self._shares.start_of(group, *place) for group in self._shares.groups}
+            tp = named(partition.topic, partition.topic_id), partition.number
+            began = {group: self._shares.start_of(group, *tp) for group in self._shares.groups}
             asked = replica, app, partition, row, began, checker.shares
             self.done["traces of share groups"] += ask_progress(*asked)
 
@@ -134,27 +134,27 @@ class Questions:
             elif event.phase == INVOKE and event.kind == "offset-commit":
                 fields = event.fields
                 asked = (fields["group"], fields["topic"], fields["partition"]), fields["offset"]
-                place, offset = self._committing[event.op] = asked
-                self._highest[place] = max(offset, self._highest.get(place, 0))
+                which, offset = self._committing[event.op] = asked
+                self._highest[which] = max(offset, self._highest.get(which, 0))
             elif event.phase == OK and event.op in self._committing:
-                place, offset = self._committing.pop(event.op)
-                self._lowest[place] = max(offset, self._lowest.get(place, 0))
+                which, offset = self._committing.pop(event.op)
+                self._lowest[which] = max(offset, self._lowest.get(which, 0))
         self._read = len(events)
 
-    def _stream_places(self, replica: SimReplica, app: BrokerApplication, partition: Partition) -> None:
+    def _stream_offsets(self, replica: SimReplica, app: BrokerApplication, partition: Partition) -> None:
         """How far groups that read by offsets have come."""
         topic, number = partition.topic, partition.number
         reply = replica.guarded(lambda: SimMessages(replica, app).group_places(topic, number))
         if reply is None or reply[0] != "ok":
             return
         for group, found in reply[1].items():
-            place = group, topic, number
-            if place not in self._highest:
+            which = group, topic, number
+            if which not in self._highest:
                 continue  # of others, which record nothing, or something else
-            lowest = self._lowest.get(place, 0) if self._is_newest(app) else 0
+            lowest = self._lowest.get(which, 0) if self._is_newest(app) else 0
             self.done["places of groups"] += 1
-            if not lowest <= found <= self._highest[place]:
-                text = f"{replica.name}: {place} is at {found}, not from {lowest} to {self._highest[place]}"
+            if not lowest <= found <= self._highest[which]:
+                text = f"{replica.name}: {which} is at {found}, not from {lowest} to {self._highest[which]}"
                 raise Violation(text, "trace-false")
 
     def _is_newest(self, app: BrokerApplication) -> bool:

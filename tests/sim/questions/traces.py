@@ -129,8 +129,8 @@ class Tracing:
 
 
 def _message_at(replica: SimReplica, app: BrokerApplication, partition: Partition, offset: int) -> Reply:
-    place = partition.topic, partition.number, partition.topic_id
+    which = partition.topic, partition.number, partition.topic_id
     try:
-        return SimMessages(replica, app).message_at(*place, offset, True)
+        return SimMessages(replica, app).message_at(*which, offset, True)
     except Unavailable:  # it is being mended
         return ("unknown",)

@@ -44,8 +44,8 @@ class GroupDeletions:
         if found is not None:
             replica, app = found
             service = service_of(self._topic.desks[0].world, replica, app)
-            places = app.replica.state.group_offsets.get(GROUP, {})
-            if service.delete(GROUP, {topic: dict(by) for topic, by in places.items()}):
+            offsets = app.replica.state.group_offsets.get(GROUP, {})
+            if service.delete(GROUP, {topic: dict(by) for topic, by in offsets.items()}):
                 self._topic.done["group deleted"] += 1
                 return
         self._topic.later(AGAIN_S, self._delete, tries - 1)

@@ -39,9 +39,9 @@ POLL_BYTES = (1, 300, 5_000)
 
 
 @dataclass(slots=True)
-class _Place:
+class _Position:
     offset: int
-    era: Era  # the life of topic and group in which the place was looked up
+    era: Era  # the life of topic and group in which the offset was looked up
 
 
 class Member:
@@ -54,7 +54,7 @@ class Member:
         self._rng = topic.desks[0].world.stream(f"recreated-{name}")
         self._gid = coordinator_group(GROUP, len(topic.desks))
         self._membership = Membership(GROUP, self._name)
-        self._held: dict[TopicPartition, _Place | None] = {}
+        self._held: dict[TopicPartition, _Position | None] = {}
         self._calling = self._committing = False
         self.asleep_until = 0.0
 
@@ -144,10 +144,10 @@ class Member:
         if offer is not None:
             kept = set(self._held) if offer.kept is None else offer.kept
             self._held = {tp: self._held.get(tp) if tp in kept else None for tp in sorted(offer.partitions)}
-        for tp, place in self._held.items():
-            if place is None:
+        for tp, position in self._held.items():
+            if position is None:
                 self._look_up(tp)
-        standing = [(tp, place) for tp, place in self._held.items() if place is not None]
+        standing = [(tp, position) for tp, position in self._held.items() if position is not None]
         if standing:
             self._read(*self._rng.choice(standing))
 
@@ -161,11 +161,11 @@ class Member:
         if life is not None:
             committed = app.replica.state.group_offsets.get(GROUP, {}).get(TOPIC, {}).get(tp[1])
             if committed is not None:
-                self._topic.models[self._gid].check_place(life, app.applied_index, GROUP, tp[1], committed)
+                self._topic.models[self._gid].check_offset(life, app.applied_index, GROUP, tp[1], committed)
             era = self._topic.models[self._gid].era(life, app.applied_index)
-            self._held[tp] = _Place(committed or 0, era)
+            self._held[tp] = _Position(committed or 0, era)
 
-    def _read(self, tp: TopicPartition, place: _Place) -> None:
+    def _read(self, tp: TopicPartition, position: _Position) -> None:
         if self._topic.info is None or tp[1] >= self._topic.info.partitions:
             return
         gid = self._topic.group_of(tp[1])
@@ -176,33 +176,33 @@ class Member:
         wanted = self._membership.ids.get(TOPIC, NO_ID)
         model = self._topic.models[gid]
         life = model.at(app.applied_index)
-        result = app.fetch(*tp, place.offset, self._rng.choice(POLL_BYTES), wanted)
+        result = app.fetch(*tp, position.offset, self._rng.choice(POLL_BYTES), wanted)
         if result is None or life is None:
             return
         if result[2] in (ResultCode.OK, ResultCode.OUT_OF_RANGE) and wanted not in (NO_ID, life.id):
             text = f"{self._name} reads {TOPIC} with id {wanted}, and {replica.name} answers of id {life.id}"
             raise Violation(text, "namesake")
-        if result[2] == ResultCode.OUT_OF_RANGE and place.offset < result[3]:
-            place.offset, place.era = result[3], (life.number, place.era[1])
-        elif result[2] == ResultCode.OK and (records := ids_of(result, place.offset)):
+        if result[2] == ResultCode.OUT_OF_RANGE and position.offset < result[3]:
+            position.offset, position.era = result[3], (life.number, position.era[1])
+        elif result[2] == ResultCode.OK and (records := ids_of(result, position.offset)):
             model.check_read(life, tp[1], records, replica.name)
-            place.offset = records[-1][0] + 1
+            position.offset = records[-1][0] + 1
 
     # -------------------------------------------------------------- committing
     def _commit(self) -> None:
-        standing = [(tp, place) for tp, place in self._held.items() if place is not None]
+        standing = [(tp, position) for tp, position in self._held.items() if position is not None]
         found = None if self._committing or not standing or not self._membership.joined else self._service()
         if found is None:
             return
         _, service = found
-        (topic, partition), place = self._rng.choice(standing)
+        (topic, partition), position = self._rng.choice(standing)
         stood = self._topic.models[self._gid].stood
-        stood.setdefault((GROUP, partition, place.offset), set()).add(place.era)
+        stood.setdefault((GROUP, partition, position.offset), set()).add(position.era)
         self._committing = True
         process = self._process
         self._topic.later(0.5, self._commit_ends, process)  # longer than the log takes, or its answer is lost
         answer = service.commit(
-            *(GROUP, self._name, self._membership.generation, {topic: {partition: place.offset}}),
+            *(GROUP, self._name, self._membership.generation, {topic: {partition: position.offset}}),
             self._committed,
         )
         if answer[0] == "ok" and isinstance(answer[1], MembershipStale):

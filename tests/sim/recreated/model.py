@@ -2,9 +2,9 @@
 starts the next one, and nothing passes from one life to another.
 
 Messages that were prepared in an earlier life are stored nowhere when they are committed. Retention cuts only
-messages that are older than this life's limit. A consumer group's place is one that a member had in this life
-and since the group's last deletion. A request that names the topic's id and arrives in another life has no
-effect.
+messages that are older than this life's limit. A consumer group's offset is one that a member had in this
+life and since the group's last deletion. A request that names the topic's id and arrives in another life has
+no effect.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.sim.environment.world import Violation
 TOPIC, APP = "d", "recreated"
 #: The consumer group that is deleted meanwhile.
 GROUP = "recreated"
-#: A consumer group whose places are not compared with ``stood``: see ``tests/sim/streams``.
+#: A consumer group whose offsets are not compared with ``stood``: see ``tests/sim/streams``.
 STREAMED = "streamed"
 #: The life of the topic, and how often the consumer group had been deleted.
 Era = tuple[int, int]
@@ -38,7 +38,7 @@ class Life:
     retention_ms: int
     held: dict[int, list[tuple[str, int]]]  # partition -> (id, time in ms) by offset
     starts: dict[int, int]
-    places: dict[str, dict[int, int]] = field(default_factory=dict)  # group -> partition -> next offset
+    offsets: dict[str, dict[int, int]] = field(default_factory=dict)  # group -> partition -> next offset
 
 
 @dataclass(slots=True)
@@ -55,7 +55,7 @@ class Model:
         self.life: Life | None = None
         #: Transaction, or id of a plain batch -> (partition, id of a message) as its client sends them.
         self.sent: dict[str, list[tuple[int, str]]] = {}
-        #: (group, partition, offset) -> the eras in which members that committed it had found their places.
+        #: (group, partition, offset) -> the eras in which members that committed it had found their offsets.
         self.stood: dict[tuple[str, int, int], set[Era]] = {}
         self._prepared: dict[str, _Prepared] = {}
         self._lives: list[tuple[int, Life | None]] = [(0, None)]  # each with its first entry
@@ -73,16 +73,16 @@ class Model:
         return (life for _, life in reversed(self._lives) if life is not None)
 
     def era(self, life: Life, index: int) -> Era:
-        """The era of a place that is found in that life, after entry ``index``."""
+        """The era of an offset that is found in that life, after entry ``index``."""
         return life.number, bisect_right(self._deletions, index)
 
     # -------------------------------------------------------------- the log
     def heard(self, index: int, now_ms: int, ops: Sequence[Op]) -> None:
         """An entry is applied for the first time."""
         self._now_ms = max(self._now_ms, now_ms)
-        for place, op in enumerate(ops):
+        for i, op in enumerate(ops):
             if op.type == OpType.PREPARE and op.meta.app == APP:
-                self._prepare(op, ops[place + 1 : place + 1 + op.meta.attached])
+                self._prepare(op, ops[i + 1 : i + 1 + op.meta.attached])
             elif op.type in (OpType.COMMIT, OpType.ROLLBACK) and op.meta.app == APP:
                 for tx_id in op.meta.tx_ids:
                     self._end(tx_id, op.type == OpType.COMMIT)
@@ -94,12 +94,12 @@ class Model:
             elif op.type in (OpType.CREATE_TOPIC, OpType.DELETE_TOPIC) and op.meta.name != TOPIC:
                 self._another(op)
             elif op.type == OpType.GROUP_OFFSETS and op.meta.topic == TOPIC and self.life is not None:
-                self._place(index, op)
+                self._commit(index, op)
             elif op.type == OpType.DELETE_GROUP:
                 if op.meta.group == GROUP:  # share groups are deleted as well
                     self._deletions.append(index)
                 if self.life is not None:
-                    self.life.places.pop(op.meta.group, None)
+                    self.life.offsets.pop(op.meta.group, None)
             elif self.life is None or op.type not in (OpType.MESSAGE, OpType.TRIM):
                 continue
             elif op.meta.topic == TOPIC:
@@ -181,12 +181,12 @@ class Model:
                     raise Violation(f"{text}: younger than {self.life.retention_ms} ms", "cut-early")
             self.life.starts[partition] = max(start, self.life.starts[partition])
 
-    def _place(self, index: int, op: Op) -> None:
+    def _commit(self, index: int, op: Op) -> None:
         assert self.life is not None
         group, flat = op.meta.group, op.meta.offsets
         for partition, offset in zip(flat[::2], flat[1::2], strict=True):
-            self.check_place(self.life, index, group, partition, offset)
-            self.life.places.setdefault(group, {})[partition] = offset
+            self.check_offset(self.life, index, group, partition, offset)
+            self.life.offsets.setdefault(group, {})[partition] = offset
 
     # -------------------------------------------------------------- what replicas serve
     def check_read(self, life: Life, partition: int, records: Sequence[tuple[int, str]], who: str) -> None:
@@ -198,7 +198,7 @@ class Model:
                 text = f"{who} has {id} at {offset} of {TOPIC}[{partition}] in life {life.number}"
                 raise Violation(f"{text}, where {wanted} belongs", "namesake")
 
-    def check_place(self, life: Life, index: int, group: str, partition: int, offset: int) -> None:
+    def check_offset(self, life: Life, index: int, group: str, partition: int, offset: int) -> None:
         """Check a group's committed offset in that life, after entry ``index``."""
         eras, era = self.stood.get((group, partition, offset), set()), self.era(life, index)
         if group != STREAMED and era not in eras:

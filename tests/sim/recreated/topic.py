@@ -225,6 +225,6 @@ class RecreatedTopic:
         found = {
             group: by_topic[TOPIC] for group, by_topic in state.group_offsets.items() if TOPIC in by_topic
         }
-        if self._members and found != life.places:
-            text = f"groups are at {found} of {TOPIC} on {replica.name}, not {life.places}"
+        if self._members and found != life.offsets:
+            text = f"groups are at {found} of {TOPIC} on {replica.name}, not {life.offsets}"
             raise Violation(text, "lost-offset")

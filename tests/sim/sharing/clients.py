@@ -19,7 +19,13 @@ from escrowmq.actors.client.router import Router
 from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.actors.share_consumer.config import ShareConsumerConfig
 from escrowmq.actors.share_consumer.core import Settling
-from escrowmq.actors.share_consumer.held_batches import Batch, HeldBatches, PlaceOfBatch, Ranges, ShareRecord
+from escrowmq.actors.share_consumer.held_batches import (
+    Batch,
+    HeldBatches,
+    Ranges,
+    ShareRecord,
+    TopicIdPartition,
+)
 from escrowmq.actors.share_consumer.session import AskedGroup, ShareSession
 from escrowmq.actors.share_consumer.statistics import ShareCounted
 from escrowmq.replication.calling.answers import AcquiredRow
@@ -42,7 +48,7 @@ from tests.sim.environment.fibres import Fibres
 from tests.sim.environment.world import Violation, World
 from tests.sim.sharing.deletions import make
 from tests.sim.sharing.members import DIES, FATES, HANDLES_S, IN_THE_CALM, LEAVES, PAUSED_S, PAUSES
-from tests.sim.sharing.records import Place, Record, Taken, check_life, rows_of
+from tests.sim.sharing.records import Address, Record, Taken, check_life, rows_of
 
 if TYPE_CHECKING:
     from tests.sim.sharing.groups import ShareGroups
@@ -116,8 +122,8 @@ class _Session(ShareSession):
         self.world, self.name, self.shared = world, name, {"group": group}
         self._asked: dict[int, int] = {}
         self._extending: dict[int, int] = {}
-        #: Place -> acks of it that the history waits for.
-        self.acks: dict[Place, list[int]] = {}
+        #: Address -> acks of it that the history waits for.
+        self.acks: dict[Address, list[int]] = {}
 
     def _ask(self, asked: AskedGroup) -> None:
         about = {"member": self.name, "since_ms": self.world.since_ms(asked.gid)}
@@ -137,8 +143,8 @@ class _Session(ShareSession):
         super()._acquired(asked, answer, asked_at)
 
     def _extend(self, gid: int, batches: list[Batch], lease_s: float) -> None:
-        places = [_place(batch.place, offset) for batch in batches for offset in sorted(batch.tended)]
-        about = {"member": self.name, "lease_ms": lease_s * 1000, "records": places}
+        addresses = [_address(batch.source, offset) for batch in batches for offset in sorted(batch.tended)]
+        about = {"member": self.name, "lease_ms": lease_s * 1000, "records": addresses}
         self._extending[id(batches)] = self.world.recorder.invoke("share-extend", **self.shared, **about)
         super()._extend(gid, batches, lease_s)
 
@@ -152,19 +158,21 @@ class _Session(ShareSession):
         super()._extended(batches, answer, asked_at)
 
     def give_back(self) -> None:
-        given = [_place(batch.place, n) for batch in self._held_batches._ready for n in sorted(batch.waiting)]
+        given = [
+            _address(batch.source, n) for batch in self._held_batches._ready for n in sorted(batch.waiting)
+        ]
         if given:
             recorder = self.world.recorder
             recorder.ok(recorder.invoke("share-release", **self.shared, records=given))
             self.world.done["given back by clients"] += len(given)
         super().give_back()
 
-    def _acked(self, gid: int, acks: Mapping[PlaceOfBatch, Ranges], answer: Any, asked_at: float) -> None:
-        for at, (place, ranges) in enumerate(acks.items()):
+    def _acked(self, gid: int, acks: Mapping[TopicIdPartition, Ranges], answer: Any, asked_at: float) -> None:
+        for at, (source, ranges) in enumerate(acks.items()):
             code = None if isinstance(answer, EscrowMQError) else answer[1][at][0]
             offsets = [offset for first, last in ranges for offset in range(first, last + 1)]
             if code in (ResultCode.OK, ResultCode.DUPLICATE):
-                for op in [op for n in offsets for op in self.acks.pop(_place(place, n), ())]:
+                for op in [op for n in offsets for op in self.acks.pop(_address(source, n), ())]:
                     self.world.recorder.ok(op)
         super()._acked(gid, acks, answer, asked_at)
         given_up, self.ack_given_up = self.ack_given_up, None
@@ -191,7 +199,7 @@ class Client:
             self._topics &= world.ids.keys()
         topics = world.layout.topics_of(self._topics)
         of_consumer = self._condition, self._held_batches, counted
-        begun = frozenset[PlaceOfBatch]()  # partitions that the group does not know are begun as new ones
+        begun = frozenset[TopicIdPartition]()  # partitions that the group does not know are begun as new ones
         self._session = _Session(group, name, topics, begun, LEASE_S, config, router, *of_consumer)
         self._session.begin(world, group, name)
         self._settling = Settling(
@@ -240,13 +248,13 @@ class Client:
             ids = make(submit, groups, self.group)
             if ids is None:
                 return
-            places = self._world.begin_all(self.group, submit, self._rng.choice((EARLIEST, LATEST)))
+            sources = self._world.begin_all(self.group, submit, self._rng.choice((EARLIEST, LATEST)))
         except (DiskFull, Overloaded, Unavailable, OutcomeUnknown):
             return  # the application polls again
         self._world.ids |= ids
         self._world.done["begun again by clients"] += 1
         with self._condition:
-            self._session.begun_again(places)
+            self._session.begun_again(sources)
 
     def _poll(self) -> None:
         while True:
@@ -271,22 +279,22 @@ class Client:
                 self._turns.wakeup.set()
         if unreadable:
             raise Violation(f"a message cannot be read: {unreadable[0].reason}", "client-failed")
-        self._world.polled(self.group, [self._place_of(record) for record in records])
+        self._world.polled(self.group, [self._address_of(record) for record in records])
         return records
 
     def _ack_passed_over(self) -> None:
         """As the consumer does it."""
         passed = self._held_batches.passed_over
         for batch, offset in passed:
-            place = _place(batch.place, offset)
-            op = self._world.settled_unasked(self.group, [place])
-            self._session.acks.setdefault(place, []).append(op)
-            if self._session.ack_accumulator.add(batch.gid, batch.place, offset, self._now):
+            address = _address(batch.source, offset)
+            op = self._world.settled_unasked(self.group, [address])
+            self._session.acks.setdefault(address, []).append(op)
+            if self._session.ack_accumulator.add(batch.gid, batch.source, offset, self._now):
                 self._turns.wakeup.set()
         passed.clear()
 
-    def _place_of(self, record: ShareRecord) -> Place:
-        return _place(self._held_batches.find(record).place, record.offset)
+    def _address_of(self, record: ShareRecord) -> Address:
+        return _address(self._held_batches.find(record).source, record.offset)
 
     def _leaves(self) -> bool:
         """Whether it is no member any more. Perhaps it only pauses, with all that it has."""
@@ -342,26 +350,26 @@ class Client:
                 return
             with self._condition:
                 batch = self._held_batches.find(record)
-            place = _place(batch.place, record.offset)
+            address = _address(batch.source, record.offset)
             if fate == "ack":
-                self._ack(batch, record, place)
+                self._ack(batch, record, address)
                 return
-            if self._settle(fate, record, place):
+            if self._settle(fate, record, address):
                 return
 
-    def _ack(self, batch: Batch, record: ShareRecord, place: Place) -> None:
+    def _ack(self, batch: Batch, record: ShareRecord, address: Address) -> None:
         """As the consumer's ``ack`` does it."""
-        op = self._world.recorder.invoke("share-ack", group=self.group, records=[place])
-        self._session.acks.setdefault(place, []).append(op)
+        op = self._world.recorder.invoke("share-ack", group=self.group, records=[address])
+        self._session.acks.setdefault(address, []).append(op)
         with self._condition:
             self._held_batches.settled(batch, record.offset)
-            if self._session.ack_accumulator.add(batch.gid, batch.place, record.offset, self._now):
+            if self._session.ack_accumulator.add(batch.gid, batch.source, record.offset, self._now):
                 self._turns.wakeup.set()
 
-    def _settle(self, fate: str, record: ShareRecord, place: Place) -> bool:
+    def _settle(self, fate: str, record: ShareRecord, address: Address) -> bool:
         """Everything but an ack. Returns whether nothing is left to do for this handler."""
         delay_ms = {"nack": BY_TABLE, "reject": REJECT}.get(fate, self._rng.choice((0, 1, 50, 400)))
-        recorder, about = self._world.recorder, dict[str, Any](group=self.group, records=[place])
+        recorder, about = self._world.recorder, dict[str, Any](group=self.group, records=[address])
         op = -1
         if fate == "release":
             op = recorder.invoke("share-release", **about)
@@ -380,7 +388,7 @@ class Client:
             return True
         except (UnknownTopic, UnknownGroup) as error:
             if not self._world.is_gone(self.group, error):
-                raise Violation(f"{fate} of {place}: {error!r}", "unexpected-answer") from error
+                raise Violation(f"{fate} of {address}: {error!r}", "unexpected-answer") from error
             self._refused(op)
             return True
         except (DiskFull, Overloaded, Unavailable, OutcomeUnknown) as error:
@@ -400,9 +408,9 @@ class Client:
         return record.partition % len(self._world.desks)
 
 
-def _place(batch: PlaceOfBatch, offset: int) -> Place:
+def _address(batch: TopicIdPartition, offset: int) -> Address:
     topic, number, topic_id = batch
-    return Record(topic, number, offset, topic_id).place
+    return Record(topic, number, offset, topic_id).address
 
 
 def _taken(row: AcquiredRow) -> Sequence[Taken]:

@@ -14,7 +14,7 @@ from typing import Any
 from escrowmq.actors.admin.topic_creation import topic_settings
 from escrowmq.actors.client.results import outcome
 from escrowmq.actors.client.share_groups import Submit
-from escrowmq.actors.share_consumer.held_batches import PlaceOfBatch
+from escrowmq.actors.share_consumer.held_batches import TopicIdPartition
 from escrowmq.replication.errors import UnknownGroup, UnknownTopic
 from escrowmq.replication.format import ops, share_ops
 from escrowmq.replication.format.codec import encode_row
@@ -35,7 +35,7 @@ from tests.sim.sharing.end import GroupsEnd
 from tests.sim.sharing.layout import Layout
 from tests.sim.sharing.members import GONE, Member
 from tests.sim.sharing.operators import SettingsChanges, TopicDeletions
-from tests.sim.sharing.records import CHORES, TOPIC, Place, Taken, life_prefix, named, rows_of
+from tests.sim.sharing.records import CHORES, TOPIC, Address, Taken, life_prefix, named, rows_of
 from tests.sim.sharing.redirects import TARGETS, Redirects
 from tests.sim.sharing.tags import Tags
 
@@ -87,7 +87,7 @@ class ShareGroups:
         self.changes = SettingsChanges(self, GROUPS)
         self.deletions, self._making = GroupDeletions(self, GROUPS, SETTINGS), Making(self)
         self.tags = Tags(world, GROUPS)
-        self.ids_at: dict[Place, str] = {}  # of all messages that were handed out
+        self.ids_at: dict[Address, str] = {}  # of all messages that were handed out
         self._end = GroupsEnd(self, GROUPS)
         self.redirects = Redirects(self, clusters)
         if self.rng.random() < SHARE:
@@ -191,7 +191,7 @@ class ShareGroups:
         return Client(self, clients, group, f"{self._names:032x}")
 
     def gone(self, member: Member | Client, why: str) -> None:
-        """Another one takes its place: at once if it died, since the end needs somebody."""
+        """Another one takes its address: at once if it died, since the end needs somebody."""
         member.alive = False
         self.done[why] += 1
         self._members.remove(member)
@@ -263,19 +263,19 @@ class ShareGroups:
         topics = CHORES, *(internal_topics(group) if group == self.deletions.group else ())
         return isinstance(error, UnknownTopic) and any(topic in str(error) for topic in topics)
 
-    def begin_all(self, group: str, submit: Submit, create: str) -> set[PlaceOfBatch]:
+    def begin_all(self, group: str, submit: Submit, create: str) -> set[TopicIdPartition]:
         """A client whose group was deleted begins with all partitions again, which are returned."""
-        life, every = self._life(group), set[PlaceOfBatch]()
+        life, every = self._life(group), set[TopicIdPartition]()
         for topic in self.topics:
             topic_id = self.ids.get(topic)
             for number in range(self.layout.partitions[topic]) if topic_id is not None else ():
-                place = topic, number, topic_id
+                source = topic, number, topic_id
                 gid = number % len(self.desks)
                 code, start = submit(gid, share_ops.share_create(group, topic, number, create, topic_id))
                 if code not in DONE:
                     _check("a begin", [[code, start]], *(GONE if topic == CHORES else ()))
                     continue
-                every.add(place)
+                every.add(source)
                 if life == self._life(group):
                     self._starts.setdefault((life, group, named(topic, topic_id), number), start)
         return every
@@ -298,20 +298,20 @@ class ShareGroups:
     def took(self, taken: Sequence[Taken]) -> None:
         """Messages were handed out."""
         self.done["taken"] += len(taken)
-        self.ids_at |= {each.record.place: each.id for each in taken}
+        self.ids_at |= {each.record.address: each.id for each in taken}
         self.done["retries"] += sum(each.attempt > 1 for each in taken)
 
-    def settled_unasked(self, group: str, places: Sequence[Place]) -> int:
+    def settled_unasked(self, group: str, addresses: Sequence[Address]) -> int:
         """A member acks these, since they have no tag that it wants; returns the operation."""
-        tags = [self.tags.of(self.ids_at[place]) for place in places]
-        self.done["passed over"] += len(places)
-        return self.recorder.invoke("share-pass", group=group, records=places, tags=tags)
+        tags = [self.tags.of(self.ids_at[address]) for address in addresses]
+        self.done["passed over"] += len(addresses)
+        return self.recorder.invoke("share-pass", group=group, records=addresses, tags=tags)
 
-    def polled(self, group: str, places: Sequence[Place]) -> None:
+    def polled(self, group: str, addresses: Sequence[Address]) -> None:
         """An application gets these messages."""
-        if group in self.tags.wanted and places:
-            tags = [self.tags.of(self.ids_at[place]) for place in places]
-            self.recorder.ok(self.recorder.invoke("share-poll", group=group, records=places, tags=tags))
+        if group in self.tags.wanted and addresses:
+            tags = [self.tags.of(self.ids_at[address]) for address in addresses]
+            self.recorder.ok(self.recorder.invoke("share-poll", group=group, records=addresses, tags=tags))
 
     def _send(self) -> None:
         topic = self.rng.choice(self.topics)
@@ -357,8 +357,8 @@ class ShareGroups:
             return
         self._redriven[group, gid] = rows[-1][0] + 1
         offsets, many = [row[0] for row in rows], len(rows)
-        place = named(topic, topic_id), gid
-        asked = {"records": [(*place, offset) for offset in offsets], "ids": [row[1] for row in rows]}
+        partition = named(topic, topic_id), gid
+        asked = {"records": [(*partition, offset) for offset in offsets], "ids": [row[1] for row in rows]}
         op = self.recorder.invoke("share-redrive", group=group, **asked)
         delays, reasons = [share_ops.BY_TABLE] * many, [""] * many
         request = share_ops.nack(group, topic, gid, offsets, delays, reasons, "", "test", topic_id)

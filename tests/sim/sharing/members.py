@@ -148,15 +148,15 @@ class Member:
         self._recorder.ok(op, leader=leader, lease_ms=LEASE_MS, records=[each.told for each in taken])
         check_life(taken)
         self._world.took(taken)
-        for place in unknown:
-            self._world.begin(self.group, *place)
+        for source in unknown:
+            self._world.begin(self.group, *source)
         if not self._desk.cluster.calm and self._leaves([each.record for each in taken]):
             return
         for each in taken:
             if self._world.tags.wants(self.group, each.id):
                 self._later(self._rng.random() * HANDLES_S, self._handled, each.record)
             else:
-                self._ack(each.record, self._world.settled_unasked(self.group, [each.record.place]))
+                self._ack(each.record, self._world.settled_unasked(self.group, [each.record.address]))
         self._later(self._rng.choice(PAUSE_S), self._take)
 
     def _leaves(self, records: Sequence[Record]) -> bool:
@@ -196,13 +196,13 @@ class Member:
             self._later(self._rng.random() * HANDLES_S, self._handled, record)
 
     def _release(self, record: Record) -> None:
-        op = self._recorder.invoke("share-release", group=self.group, records=[record.place])
+        op = self._recorder.invoke("share-release", group=self.group, records=[record.address])
         self._tell_leader("release", record)
         self._recorder.ok(op)
 
     def _ack(self, record: Record, op: int | None = None) -> None:
         if op is None:
-            op = self._recorder.invoke("share-ack", group=self.group, records=[record.place])
+            op = self._recorder.invoke("share-ack", group=self.group, records=[record.address])
         topic, number, offset, topic_id = record
 
         def acked(results: list[Any]) -> None:
@@ -219,7 +219,7 @@ class Member:
 
     def _nack(self, record: Record, delay_ms: int) -> None:
         since_ms = self._world.since_ms(self.gid)
-        asked = {"records": [record.place], "delays_ms": [delay_ms], "since_ms": since_ms}
+        asked = {"records": [record.address], "delays_ms": [delay_ms], "since_ms": since_ms}
         op = self._recorder.invoke("share-nack", group=self.group, **asked)
         topic, number, offset, topic_id = record
         why = ["it failed"]

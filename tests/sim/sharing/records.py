@@ -17,7 +17,7 @@ TOPIC, CHORES = "jobs", "chores"
 
 
 #: Topic as the history knows it, partition, offset.
-Place = tuple[str, int, int]
+Address = tuple[str, int, int]
 
 
 class Record(NamedTuple):
@@ -29,7 +29,7 @@ class Record(NamedTuple):
     topic_id: int
 
     @property
-    def place(self) -> Place:
+    def address(self) -> Address:
         """As the history knows it."""
         return named(self.topic, self.topic_id), self.number, self.offset
 
@@ -45,7 +45,7 @@ class Taken(NamedTuple):
     @property
     def told(self) -> list[Any]:
         """As the history gets it."""
-        return [*self.record.place, self.id, self.attempt, self.time_ms]
+        return [*self.record.address, self.id, self.attempt, self.time_ms]
 
 
 def named(topic: str, topic_id: int) -> str:

@@ -91,7 +91,7 @@ class Redirects:
         world, name = self._world, named(dead_topic(group), topic_id)
         self._begun += 1
         tx_id = f"redirect{self._begun}"
-        places = [(name, 0, row[0]) for row in rows]
+        addresses = [(name, 0, row[0]) for row in rows]
         copies = [
             encode_row(f"{group} {name} {offset}".encode(), body(id, 60), None, tx_id)
             for offset, id, *_ in rows
@@ -103,7 +103,7 @@ class Redirects:
         ranges = [offset for row in rows for offset in (row[0], row[0])]
         request += pre_letters(group, 0, ranges, topic_id, to, "operator:test")
         op = world.recorder.invoke(
-            "share-redirect", group=group, to=to, records=places, ids=[row[1] for row in rows]
+            "share-redirect", group=group, to=to, records=addresses, ids=[row[1] for row in rows]
         )
 
         def prepared(results: list[Any]) -> None:

@@ -6,7 +6,7 @@ replaced, unsubscribes for a while, and is interrupted while it polls. The topic
 are those of ``recreated``. Whatever the members meet (deposed leaders, replicas that lag or have an earlier
 topic, lost answers), at the end each message of the topic's last life must have been handled: by a process
 that committed behind it, or that still has it in hand (``skipped``). The same is reported as soon as the
-group's place passes a message that no member was given. A record must be what stands at its offset in some
+group's offset passes a message that no member was given. A record must be what stands at its offset in some
 life (``namesake``). A member that has unsubscribed is given nothing (``unsubscribed``).
 """
 
@@ -178,7 +178,7 @@ class StreamGroup:
         self._rng = rng
         self.done: Counter[str] = Counter()
         self.handled, self._given = set[str](), set[str]()
-        #: (topic's id, partition) -> up to where the group's place has moved.
+        #: (topic's id, partition) -> up to where the group's offset has moved.
         self._passed: dict[tuple[int, int], int] = {}
         self.members: list[Member] = []
         self._names = 0
@@ -220,21 +220,21 @@ class StreamGroup:
             if op.type != OpType.GROUP_OFFSETS or life is None:
                 continue
             if (op.meta.group, op.meta.topic) == (GROUP, TOPIC):
-                for number, place in zip(op.meta.offsets[::2], op.meta.offsets[1::2], strict=True):
-                    self._passes(life.id, number, place)
+                for number, committed in zip(op.meta.offsets[::2], op.meta.offsets[1::2], strict=True):
+                    self._passes(life.id, number, committed)
 
-    def _passes(self, topic_id: int, number: int, place: int) -> None:
-        """The group's place moves: whatever is below, somebody was given, or retention has removed it."""
+    def _passes(self, topic_id: int, number: int, committed: int) -> None:
+        """The group's offset moves: whatever is below, somebody was given, or retention has removed it."""
         for model in self._all.recreated.models:
             life = model.life
             if life is None or life.id != topic_id or number not in life.held:
                 continue
             begin = max(life.starts[number], self._passed.get((topic_id, number), 0))
-            for offset, (id, _) in enumerate(life.held[number][begin:place], begin):
+            for offset, (id, _) in enumerate(life.held[number][begin:committed], begin):
                 if id not in self._given:
                     text = f"{GROUP!r} passes {id} at {offset} of {TOPIC}[{number}]"
                     raise Violation(f"{text}, in life {life.number}, which no member was given", "skipped")
-            self._passed[topic_id, number] = max(place, self._passed.get((topic_id, number), 0))
+            self._passed[topic_id, number] = max(committed, self._passed.get((topic_id, number), 0))
 
     def given(self, record: ConsumerRecord) -> str:
         """A member was given this: its id, which belongs to one life of the topic."""
@@ -251,16 +251,16 @@ class StreamGroup:
     # -------------------------------------------------------------- at the end
 
     def _left(self, leaders: Sequence[BrokerApplication]) -> dict[int, tuple[int, int]]:
-        """Partition -> the group's place and the end, where it is not at the end."""
+        """Partition -> the group's offset and the end, where it is not at the end."""
         state = leaders[coordinator_group(GROUP, self.info.groups)].replica.state
-        places = state.group_offsets.get(GROUP, {}).get(TOPIC, {})
+        committed = state.group_offsets.get(GROUP, {}).get(TOPIC, {})
         found = {}
         for leader in leaders:
             topic = leader.replica.state.topics.topics.get(TOPIC)
             for number, partition in {} if topic is None else topic.partitions.items():
-                place = places.get(number, 0)
-                if max(place, partition.index.start) < partition.index.end:
-                    found[number] = place, partition.index.end
+                offset = committed.get(number, 0)
+                if max(offset, partition.index.start) < partition.index.end:
+                    found[number] = offset, partition.index.end
         return found
 
     @property

@@ -6,7 +6,7 @@
 - ``offset-without-output``: the reverse, and it is no dead letter either: it was skipped;
 - ``dead-early``: an input is a dead letter, and handlers have not failed for it often enough.
 
-Members of the group with order "concurrent" commit their places behind their outputs: the last two count.
+Members of the group with order "concurrent" commit their offsets behind their outputs: the last two count.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ INPUT = "nack-in"
 
 
 def coordinator(leaders: Sequence[BrokerApplication], group: TransformGroup) -> StateMachine:
-    """The state that has the group's places."""
+    """The state that has the group's offsets."""
     return leaders[coordinator_group(group.name, len(leaders))].replica.state
 
 
@@ -45,10 +45,10 @@ def _partitions(
 
 def left(leaders: Sequence[BrokerApplication], group: TransformGroup) -> int:
     """Messages that the group has not read, and retries that wait for their time."""
-    places, count = coordinator(leaders, group).group_offsets.get(group.name, {}), 0
+    committed, count = coordinator(leaders, group).group_offsets.get(group.name, {}), 0
     for topic in (INPUT, retry_topic(group.name)):
         for leader, number, partition in _partitions(leaders, topic):
-            count += partition.index.end - max(places.get(topic, {}).get(number, 0), 0)
+            count += partition.index.end - max(committed.get(topic, {}).get(number, 0), 0)
             flat = leader.replica.state.timers.counts.flat()
             if topic != INPUT:
                 count += sum(
@@ -75,19 +75,19 @@ def judge(leaders: Sequence[BrokerApplication], group: TransformGroup, attempts:
     if inputs is None or made is None or dead is None:
         return False
     outputs, letters = (Counter(id for ids in of.values() for id in ids) for of in (made, dead))
-    places = coordinator(leaders, group).group_offsets.get(group.name, {}).get(INPUT, {})
+    committed = coordinator(leaders, group).group_offsets.get(group.name, {}).get(INPUT, {})
     exact = group.kind != "concurrent"
     for number, ids in sorted(inputs.items()):
-        place = places.get(number, 0)
+        up_to = committed.get(number, 0)
         for offset, id in enumerate(ids):
-            what = f"{id} at {INPUT}/{number}@{offset}, and {group.name} is at {place}"
+            what = f"{id} at {INPUT}/{number}@{offset}, and {group.name} is at {up_to}"
             if exact and outputs[id] > 1:
                 raise Violation(f"{outputs[id]} outputs of {what}", "processed-twice")
             if exact and outputs[id] and letters[id]:
                 raise Violation(f"an output and a dead letter of {what}", "output-and-letter")
-            if exact and offset >= place and outputs[id]:
+            if exact and offset >= up_to and outputs[id]:
                 raise Violation(f"an output of {what}", "output-without-offset")
-            if offset < place and not outputs[id] and not letters[id]:
+            if offset < up_to and not outputs[id] and not letters[id]:
                 raise Violation(f"neither an output nor a dead letter of {what}", "offset-without-output")
             if letters[id] and group.failures[id] < attempts:
                 text = f"a dead letter after {group.failures[id]} failures of {what}"

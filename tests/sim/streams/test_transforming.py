@@ -1,4 +1,4 @@
-"""Groups of all three kinds nack beside transactions with their places, in worlds with all their faults.
+"""Groups of all three kinds nack beside transactions with their offsets, in worlds with all their faults.
 
 ``tests/controls/offset_faults.py`` has the planted faults that these worlds must find, and the world itself.
 """

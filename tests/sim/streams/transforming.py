@@ -8,7 +8,7 @@ the process stops, or dies there or anywhere. There is one group of each kind ov
 - ``ordered``: ``retry`` with order "ordered". A nack is a part of the transaction;
 - ``plain``: without ``retry``. A transaction is refused while nacked records wait in the consumer;
 - ``concurrent``: ``retry`` with order "concurrent". ``send_offsets`` is always refused, so its members commit
-  their places behind the transaction, and seek back if that fails. Outputs may be doubled.
+  their offsets behind the transaction, and seek back if that fails. Outputs may be doubled.
 
 outputs.py judges what has come of it. The groups are part of worlds in which ``nacking`` is in reach.
 """
@@ -212,7 +212,7 @@ class Member:
             raise Violation(f"{self._group.name} may send offsets", "unexpected-answer")
 
     def _failed(self, given: list[Given]) -> None:
-        """A consumer whose places are in the transaction goes back itself. Others seek."""
+        """A consumer whose offsets are in the transaction goes back itself. Others seek."""
         if self._group.kind != CONCURRENT:
             return
         lowest: dict[tuple[str, int], int] = {}

@@ -46,12 +46,12 @@ def test_everything_that_is_committed_now(brokers: Brokers, filled: str, router:
     brokers.produce(filled, 1, [b"later"])
     for planned in ranges:
         assert 50 * planned.messages < planned.size_bytes < 100 * planned.messages
-        assert planned.group == brokers.place(filled, planned.part.partition)
+        assert planned.group == brokers.group_number(filled, planned.part.partition)
     assert resolved(router, filled, "latest", None) == {0: 0, 1: 11, 2: 20, 3: 30}
     assert resolved(router, filled, "earliest", [2]) == {2: 0}
 
 
-def test_places_by_offset_and_by_time(filled: str, router: Router) -> None:
+def test_bounds_by_offset_and_by_time(filled: str, router: Router) -> None:
     assert bounds(plan(router, filled, {1: 4}, {1: 6, 3: 30}, [1, 3])) == {1: (4, 6), 3: (0, 30)}
     now = datetime.now(UTC)
     assert plan(router, filled, now + timedelta(days=1), "latest", None) == []

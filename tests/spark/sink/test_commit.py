@@ -48,7 +48,7 @@ def test_rows_go_where_the_topic_was_placed_and_not_where_its_name_says(
     tasks = [prepare(link, query, 0, query, [batch(*ROWS[i::2])], task=i)[0] for i in range(2)]
     commit_epoch(store, link, query, 0, tasks)
     assert readable(brokers, query) == effect(ROWS, f"spark:{query}:0")
-    assert brokers.place(query, 0) != by_name(query, 0, groups) or groups == 1
+    assert brokers.group_number(query, 0) != by_name(query, 0, groups) or groups == 1
 
 
 def test_a_re_run_epoch_and_a_late_first_run_have_one_effect(

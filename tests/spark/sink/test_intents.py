@@ -72,9 +72,9 @@ def test_an_intent_that_is_found_is_durable_before_anybody_acts_on_it(
     monkeypatch.setattr("os.fsync", lambda _: None)
     writer.create(intent(3))
     synced: set[tuple[int, int]] = set()
-    monkeypatch.setattr("os.fsync", lambda handle: synced.add(place(os.fstat(handle))))
+    monkeypatch.setattr("os.fsync", lambda handle: synced.add(identity(os.fstat(handle))))
     wanted = {
-        place(os.stat(tmp_path / name)) for name in ("check", "check/escrowmq", "check/escrowmq/alerts")
+        identity(os.stat(tmp_path / name)) for name in ("check", "check/escrowmq", "check/escrowmq/alerts")
     }
     finder = IntentStore(str(tmp_path / "check"), "alerts")
     assert finder.read(4) is None and not synced, "nothing found, nothing to make durable"
@@ -83,7 +83,7 @@ def test_an_intent_that_is_found_is_durable_before_anybody_acts_on_it(
     assert finder.create(intent(3, "second")) == intent(3) and synced >= wanted
 
 
-def place(found: os.stat_result) -> tuple[int, int]:
+def identity(found: os.stat_result) -> tuple[int, int]:
     return found.st_dev, found.st_ino
 
 

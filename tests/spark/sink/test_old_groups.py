@@ -41,7 +41,7 @@ class Group:
         assert self.state.forgotten_ms > 0
 
     def opens(self, request: bytes) -> bool:
-        parse_request(request, place=(0, GROUPS))
+        parse_request(request, group_and_count=(0, GROUPS))
         return self.apply(request)[0] != ResultCode.PARTIAL
 
 
@@ -71,7 +71,7 @@ class Rollbacks:
         self.frames: list[bytes] = []
 
     def rollback(self, gid: int, ids: list[str], indexes: list[int], home: int) -> None:
-        parse_request(ops.rollback(APP, ids, ops.BY_PRODUCER, indexes, home), place=(gid, GROUPS))
+        parse_request(ops.rollback(APP, ids, ops.BY_PRODUCER, indexes, home), group_and_count=(gid, GROUPS))
         self.frames.append(ops.rollback(APP, ids, ops.BY_PRODUCER, indexes, home))
 
 

@@ -58,11 +58,11 @@ def test_rows_and_partitions_are_those_of_a_producer() -> None:
     expected = defaultdict(list)
     for key, value, pairs in zip(keys, values, headers, strict=True):
         named = {pair["key"]: pair["value"] for pair in pairs or []}
-        ((topic, partition, row),), _ = producer.place([Message("orders", value, key, named)], "epoch-7")
+        ((topic, partition, row),), _ = producer.encode([Message("orders", value, key, named)], "epoch-7")
         if key is not None:
             expected[topic, partition] += decode_rows(row, 1)
-    keyed = {place: [row for row in rows if row[0] is not None] for place, rows in found.items()}
-    assert {place: rows for place, rows in keyed.items() if rows} == expected
+    keyed = {partition: [row for row in rows if row[0] is not None] for partition, rows in found.items()}
+    assert {partition: rows for partition, rows in keyed.items() if rows} == expected
     keyless = [row[1] for rows in found.values() for row in rows if row[0] is None]
     assert sorted(keyless) == sorted(value for key, value in zip(keys, values, strict=True) if key is None)
     assert {row[3] for rows in found.values() for row in rows} == {"epoch-7"}
@@ -84,7 +84,7 @@ def test_an_explicit_partition_comes_before_the_key() -> None:
         partition=pa.array([6, None, 2], pa.int32()),
     )
     by_key = encode(encoder(), key=pa.array(["a"]), value=pa.array(["1"]))
-    assert {row[1]: place for place, rows in found.items() for row in rows} == {
+    assert {row[1]: partition for partition, rows in found.items() for row in rows} == {
         b"0": ("orders", 6),
         b"1": next(iter(by_key)),
         b"2": ("orders", 2),

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from escrowmq.actors.client.topic_places import TopicPlaces
+from escrowmq.actors.client.topic_placement import TopicPlacement
 from escrowmq.replication.calling.answers import PartitionBounds
 from escrowmq.replication.errors import OutcomeUnknown, Overloaded, Unavailable, UnknownTopic
 from escrowmq.replication.model import ResultCode, TopicInfo
@@ -26,7 +26,7 @@ class Network:
 
     def __init__(self) -> None:
         self.info = SimpleNamespace(groups=2)
-        self.places = TopicPlaces(2)
+        self.placement = TopicPlacement(2)
         self.ends = {A0: 5, B0: 7}
         self.calls: list[tuple[int, str]] = []
         self.refusal: Exception | None = None

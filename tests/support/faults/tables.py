@@ -23,15 +23,15 @@ class Sheet:
     def table(self, title: str | None = None) -> Table:
         """For a terminal."""
         shown = Table(title=title)
-        for place, heading in enumerate(self.headings):
-            shown.add_column(heading, no_wrap=place == 0)
+        for column, heading in enumerate(self.headings):
+            shown.add_column(heading, no_wrap=column == 0)
         for row in self.rows:
             shown.add_row(*row)
         return shown
 
     def markdown(self) -> str:
         """For a document; no line end behind the last row."""
-        marks = ["---" if place < self.left else "--:" for place in range(len(self.headings))]
+        marks = ["---" if column < self.left else "--:" for column in range(len(self.headings))]
         return "\n".join(f"| {' | '.join(row)} |" for row in (self.headings, marks, *self.rows))
 
 

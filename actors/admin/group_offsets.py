@@ -53,7 +53,7 @@ def _described(group: str, settings: ShareSettings, rows: Sequence[SharePlace]) 
     retries = [row for row in rows if row.topic == retry_topic(group)]
     dead = [row for row in rows if row.topic == dead_topic(group)]
     own = {retry_topic(group), dead_topic(group)}
-    places = [
+    partitions = [
         SharePartition(
             row.topic, row.partition, row.start, row.end, row.waiting, row.leased, row.expired, row.ranges
         )
@@ -63,7 +63,7 @@ def _described(group: str, settings: ShareSettings, rows: Sequence[SharePlace]) 
     later = sum(row.later for row in retries)
     return ShareDescription(
         settings,
-        tuple(places),
+        tuple(partitions),
         sum(row.leased for row in rows),
         sum(row.waiting for row in retries) + later,
         later,
@@ -120,23 +120,23 @@ def _description(
     bounds: Bounds,
     attempts: Mapping[TopicPartition, int],
 ) -> GroupDescription | EscrowMQError:
-    places = _places(snapshot, bounds, attempts)
-    if isinstance(places, EscrowMQError):
-        return places
+    partitions = _described_partitions(snapshot, bounds, attempts)
+    if isinstance(partitions, EscrowMQError):
+        return partitions
     gid = coordinator_group(name, router.info.groups)
-    share = _of_kind(name, share, places)
-    return GroupDescription(name, gid, snapshot.members, places, snapshot.generation, share)
+    share = _of_kind(name, share, partitions)
+    return GroupDescription(name, gid, snapshot.members, partitions, snapshot.generation, share)
 
 
 def _of_kind(
-    group: str, share: ShareDescription | None, places: Iterable[GroupPartition]
+    group: str, share: ShareDescription | None, partitions: Iterable[GroupPartition]
 ) -> ShareDescription | None:
-    """A group that reads by offsets has handled its retries up to its places. If it retries in order, what
-    has failed is at its places."""
+    """A group that reads by offsets has handled its retries up to the committed ones. If it retries in order,
+    what has failed is there."""
     if share is None or share.settings.kind != STREAM:
         return share
     own = retry_topic(group)
-    waiting = sum((place.lag or 0) if place.topic == own else place.attempts > 0 for place in places)
+    waiting = sum((each.lag or 0) if each.topic == own else each.attempts > 0 for each in partitions)
     return replace(share, retrying=waiting + share.retrying_later)
 
 
@@ -198,13 +198,13 @@ def _bounds(
 ) -> dict[TopicPartition, tuple[int, int] | EscrowMQError]:
     known = [snapshot for snapshot in snapshots if not isinstance(snapshot, EscrowMQError)]
     wanted = sorted({tp for snapshot in known for tp in _partitions(snapshot)})
-    places, topics = router.places, {topic for topic, _ in wanted}
+    placement, topics = router.placement, {topic for topic, _ in wanted}
     try:  # of group 0, which says where topics are
         if 0 not in away:
-            offsets.hear(places.unheard(topics), timeout_s)
+            offsets.hear(placement.unheard(topics), timeout_s)
     except (Unavailable, Overloaded) as error:
         away[0] = error
-    unheard = places.unheard(topics) if 0 in away else set[str]()
+    unheard = placement.unheard(topics) if 0 in away else set[str]()
     found: dict[TopicPartition, tuple[int, int] | EscrowMQError] = {}
     for topic, number in wanted:
         gid = 0 if topic in unheard else _host(router, topic, number)
@@ -225,7 +225,7 @@ def _bounds(
 
 def _host(router: Router, topic: str, number: int) -> int:
     try:
-        return router.places.group_of(topic, number)
+        return router.placement.group_of(topic, number)
     except UnknownTopic:
         return -1  # deleted since it was committed
 
@@ -236,7 +236,7 @@ def _attempts(
     timeout_s: float,
     away: dict[int, EscrowMQError],
 ) -> dict[str, dict[TopicPartition, int] | EscrowMQError]:
-    """How often the messages at the places of groups with retries have failed."""
+    """How often the messages at the committed offsets of groups with retries have failed."""
     found: dict[str, dict[TopicPartition, int] | EscrowMQError] = {}
     asked = []
     for name, snapshot in snapshots.items():
@@ -249,10 +249,10 @@ def _attempts(
             found[name] = away[gid]
             continue
         committed = snapshot.committed.items()
-        places = [(topic, number, at) for topic, by in committed for number, at in by.items()]
-        call = router.leader_call(gid, "failed_attempts", name, places, timeout_s=timeout_s)
-        asked.append((name, gid, places, call))
-    for name, gid, places, call in asked:
+        messages = [(topic, number, at) for topic, by in committed for number, at in by.items()]
+        call = router.leader_call(gid, "failed_attempts", name, messages, timeout_s=timeout_s)
+        asked.append((name, gid, messages, call))
+    for name, gid, messages, call in asked:
         try:
             counts = result_of(call, timeout_s)
         except EscrowMQError as error:
@@ -260,7 +260,7 @@ def _attempts(
             if isinstance(error, Passing):
                 away[gid] = error
         else:
-            tps = [(topic, number) for topic, number, _ in places]
+            tps = [(topic, number) for topic, number, _ in messages]
             found[name] = dict(zip(tps, counts, strict=True))
     return found
 
@@ -271,11 +271,11 @@ def _partitions(snapshot: GroupSnapshot) -> set[TopicPartition]:
     return read | {(topic, number) for topic, by in snapshot.committed.items() for number in by}
 
 
-def _places(
+def _described_partitions(
     snapshot: GroupSnapshot, bounds: Bounds, attempts: Mapping[TopicPartition, int]
 ) -> tuple[GroupPartition, ...] | EscrowMQError:
     readers = {tp: member.member for member in snapshot.members for tp in member.partitions}
-    places: list[GroupPartition] = []
+    found: list[GroupPartition] = []
     for topic, number in sorted(_partitions(snapshot)):
         known = bounds[topic, number]
         if isinstance(known, UnknownTopic):
@@ -283,8 +283,8 @@ def _places(
         if isinstance(known, EscrowMQError):
             return known
         start, end = known
-        place = snapshot.committed.get(topic, {}).get(number)
-        lag = None if place is None else max(end - max(place, start), 0)
+        committed = snapshot.committed.get(topic, {}).get(number)
+        lag = None if committed is None else max(end - max(committed, start), 0)
         tp = topic, number
-        places.append(GroupPartition(*tp, readers.get(tp), place, end, lag, attempts.get(tp, 0)))
-    return tuple(places)
+        found.append(GroupPartition(*tp, readers.get(tp), committed, end, lag, attempts.get(tp, 0)))
+    return tuple(found)

@@ -25,7 +25,7 @@ TOPICS_KEPT: Final = 100_000
 #: In place of the group in which a topic begins: only its id was told.
 _NO_GROUP: Final = -1
 #: By topic: the group in which it begins, and its id.
-_Places = dict[str, tuple[int, int]]
+_Topics = dict[str, tuple[int, int]]
 
 
 class Describes(Protocol):
@@ -35,23 +35,23 @@ class Describes(Protocol):
         """Forget all of them: a topic without one is heard of before it is used."""
 
 
-class TopicPlaces:
+class TopicPlacement:
     """The topics of one client. Thread-safe: its dicts are changed by single operations only."""
 
     def __init__(self, groups: int, topics_kept: int = TOPICS_KEPT) -> None:
         self._groups, self._half = groups, max(topics_kept // 2, 1)
         # What was heard or used since the last turn, and what was so before: the next turn forgets that.
-        self._kept: tuple[_Places, _Places] = {}, {}
+        self._kept: tuple[_Topics, _Topics] = {}, {}
         self._described: WeakSet[Describes] = WeakSet()
         self._lock = threading.Lock()
 
     @property
     def count(self) -> int:
-        """How many are kept at present. Not ``len``: places without a topic are no less true."""
+        """How many are kept at present. Not ``len``: it is true without any topic, too."""
         return len(self._kept[0].keys() | self._kept[1].keys())
 
     def describe(self, described: Describes) -> None:
-        """Descriptions must not outlive places, since callers take a place for known if they have one."""
+        """Descriptions must not outlive what is kept here: callers that have one take the group for known."""
         with self._lock:
             self._described.add(described)
 
@@ -64,9 +64,9 @@ class TopicPlaces:
         known = self._find(topic)
         self._keep({topic: (_NO_GROUP if known is None else known[0], topic_id)})
 
-    def _keep(self, places: _Places) -> None:
+    def _keep(self, topics: _Topics) -> None:
         young = self._kept[0]
-        young.update(places)
+        young.update(topics)
         if len(young) >= self._half:
             # All of them are kept until the next turn, so none is missing that was heard in this call.
             self._kept = {}, young
@@ -88,7 +88,7 @@ class TopicPlaces:
         return NO_ID if found is None else found[1]
 
     def unheard(self, topics: Iterable[str]) -> set[str]:
-        """Those that are not known; none in a cluster of one group, where no place is needed."""
+        """Those that are not known; none in a cluster of one group, where none is needed."""
         return set() if self._groups == 1 else {topic for topic in topics if self._first(topic) < 0}
 
     def group_of(self, topic: str, partition: int) -> int:
