@@ -148,7 +148,7 @@ def late_step_taken(patch: pytest.MonkeyPatch) -> None:
     version."""
     take_step = BrokerChanges._take_step
 
-    def at_any_version(self: BrokerChanges, goal: Goal, version: int | None, answer: Any) -> None:
-        take_step(self, goal, None, answer)
+    def at_any_version(self: BrokerChanges, goal: Goal, version: int, answer: Any) -> None:
+        take_step(self, goal, self._running.node.members.version, answer)
 
     patch.setattr(BrokerChanges, "_take_step", at_any_version)
