@@ -80,15 +80,20 @@ class Worker:
 
     def run(self) -> None:
         """Work until the parent wants rest."""
-        kinds: list[tuple[float, Callable[[], None]]] = [
-            (0.45, self.block),
-            (0.2, self.callback),
-            (0.08, self.bulk),
-            (0.22, self.plain),
-            (0.05, self.orphan),
-        ]
+        works = (
+            (self.block, 9),
+            (self.callback, 4),
+            (self.bulk, 2),
+            (self.plain, 3),
+            (self.burst, 1),
+            (self.orphan, 1),
+        )
+        cards = [work for work, count in works for _ in range(count)]
+        hand: list[Callable[[], None]] = []
         while not self.shop.parent.resting.is_set():
-            work = self.rng.choices([kind for _, kind in kinds], [share for share, _ in kinds])[0]
+            # Drawn like cards, not like dice: a short run has its share of each kind too.
+            hand = hand or self.rng.sample(cards, k=len(cards))
+            work = hand.pop()
             # Out of these comes only what was refused before anything was sent, for want of a leader.
             with contextlib.suppress(EscrowMQError):
                 work()
@@ -215,9 +220,13 @@ class Worker:
 
     # -------------------------------------------------------------- plain messages
 
-    def plain(self) -> None:
+    def burst(self) -> None:
+        """Send many small plain messages at once."""
+        self.plain([self.rng.randint(40, 120) for _ in range(self.rng.randint(10, 40))])
+
+    def plain(self, wanted: list[int] | None = None) -> None:
         """Send plain messages, each its own operation; their order within a thread must be kept."""
-        sent, messages = self._messages()
+        sent, messages = self._messages(wanted)
         waiting: list[tuple[int, Future[Any]]] = []
         for one, message in zip(sent, messages, strict=True):
             op = self.recorded.recorder.invoke("send", producer=self.name, messages=[one])
