@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import Field, asdict, dataclass, field, fields, make_dataclass
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
+
+import msgspec
 
 from escrowmq.replication.delivery_times import delivery_time
 from escrowmq.replication.errors import InvalidMessage
 from escrowmq.replication.message_headers import REPLY_TO, TAG, headers_with, text_of, with_own
 
 T = TypeVar("T")
+StructT = TypeVar("StructT", bound=msgspec.Struct)
 
 
 class TransactionState(enum.Enum):
@@ -217,10 +220,31 @@ class RecordMetadata:
 ) = [RecordMetadata.__dict__[item.name].__set__ for item in fields(RecordMetadata)]  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class ConsumerRecord:
+def like_dataclass(kind: type[StructT]) -> type[StructT]:
+    """Have ``dataclasses.replace``, ``fields`` and ``asdict`` take a struct for the dataclass that it was."""
+    twin = make_dataclass(
+        kind.__name__,
+        [
+            (name, Any) if default is msgspec.NODEFAULT else (name, Any, default)
+            for item in msgspec.structs.fields(kind)
+            for name, default in [(item.name, item.default)]
+        ],
+    )
+    kind.__dataclass_fields__ = twin.__dataclass_fields__  # type: ignore[attr-defined]
+    return kind
+
+
+@like_dataclass
+class ConsumerRecord(msgspec.Struct, frozen=True, gc=False):
     """A committed message as a consumer sees it. ``tx_id`` is None for plain messages. ``value`` is bytes, or
-    what the consumer's ``value_deserializer`` has made of them."""
+    what the consumer's ``value_deserializer`` has made of them.
+
+    Immutable; it can be compared, copied and pickled, and ``dataclasses.replace`` and ``asdict`` take it. It
+    has no hash, since its headers have none. The garbage collector does not visit records (a poll may make
+    thousands), so a value that refers to its own record is never freed.
+    """
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
     topic: str
     partition: int

@@ -13,8 +13,9 @@ import itertools
 import random
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
+
+import msgspec
 
 from escrowmq.actors.client.call_arguments import shown
 from escrowmq.actors.client.values import Deserialize
@@ -26,7 +27,7 @@ from escrowmq.replication.format.forwarded import history
 from escrowmq.replication.format.internal_topics import is_internal
 from escrowmq.replication.format.packing import UNPACKED_BYTES, PackedRows, UnsoundValue
 from escrowmq.replication.message_headers import TAG
-from escrowmq.replication.model import ConsumerRecord
+from escrowmq.replication.model import ConsumerRecord, like_dataclass
 
 # ------------------------------------------------------------------------------------------------------------
 # What one answer brought of one partition, and the records made of it.
@@ -39,15 +40,23 @@ from escrowmq.replication.model import ConsumerRecord
 # What ``poll`` of a share consumer returns.
 
 
-@dataclass(frozen=True, slots=True)
-class ShareRecord(StreamRecord):
+@like_dataclass
+class ShareRecord(StreamRecord, frozen=True, gc=False):
     """A message that belongs to one consumer of a share group until its lease ends.
 
     ``attempt`` counts failures and, since the last one, leases that ended by themselves. Three of those in a
     row are one failure, so at the last attempt of a group the number may be higher by two."""
 
-    #: Number of the lease, for the consumer that polled it.
-    lease: int = field(default=0, repr=False, compare=False)
+    #: Number of the lease, for the consumer that polled it. Records that differ only here are equal.
+    lease: int = 0
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, ShareRecord):
+            return NotImplemented
+        return msgspec.structs.astuple(self)[:-1] == msgspec.structs.astuple(other)[:-1]
+
+    def __hash__(self) -> int:
+        return hash(msgspec.structs.astuple(self)[:-1])
 
 
 class _Piece(NamedTuple):
