@@ -27,10 +27,10 @@ from escrowmq.replication.errors import Closed, WireError
 from escrowmq.replication.net.client_listener import (
     GREETING_BYTES_MAX,
     NONCE_BYTES,
-    REQUEST_BYTES_MAX,
     ClientGreeting,
     FrameBuffer,
     decode_answer,
+    fits_link,
     frame,
     notice_silence,
 )
@@ -281,8 +281,7 @@ class LinkedCalls:
 
     def call(self, gid: int, rid: int, method: str, args: tuple[Any, ...], done: OnAnswer) -> None:
         """See :class:`ReplicaCalls`. ``submit``: in the router's thread only."""
-        is_small = method == SUBMIT and len(args[0]) <= REQUEST_BYTES_MAX
-        if is_small and (link := self._link(gid, rid)) is not None:
+        if method == SUBMIT and fits_link(args[0]) and (link := self._link(gid, rid)) is not None:
             self.linked += 1
             link.call(args[0], done)
             return

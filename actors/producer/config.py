@@ -48,6 +48,8 @@ def compression_of(method: str | None, level: int | None, least: int = LEAST_BYT
 
 
 KIB, MIB = 1 << 10, 1 << 20
+#: From here on a call leaves without waiting for its linger.
+FULL_BYTES = 96 * KIB
 
 
 @by_name()
@@ -61,9 +63,10 @@ class ProducerConfig:
     #: A transaction waits at most this long for those whose predecessors were answered together with its own:
     #: their callers come back at the same time and can share a call. A lone transaction never waits.
     transaction_linger_ms: float = 1.0
-    #: Bytes of one call. Below Ray's limit of 100 KiB, arguments are sent inside the call; just above it they
-    #: go through shared memory at twice the cost.
-    request_bytes: int = 96 * KIB
+    #: Bytes of one call, at most. A call leaves from 96 KiB on; it is larger if more has gathered meanwhile,
+    #: while others were under way. Per byte, calls of a MiB cost all processes half of what those of 96 KiB
+    #: cost.
+    request_bytes: int = 1 * MIB
     #: Bytes queued and under way in one producer. Thirty times what saturates a group.
     buffer_bytes: int = 32 * MIB
     #: When requests wait longer than this for their answer, the buffer shrinks, down to 16 KiB, until they do
@@ -116,6 +119,11 @@ class ProducerConfig:
             raise ConfigError("message_bytes_max must not exceed transaction_bytes_max")
         if self.transaction_bytes_max > self.buffer_bytes:
             raise ConfigError("transaction_bytes_max must not exceed buffer_bytes: it could never be sent")
+
+    @property
+    def full_bytes(self) -> int:
+        """Bytes of a call that need not wait for more."""
+        return min(self.request_bytes, FULL_BYTES)
 
     @property
     def packing(self) -> Compression | None:

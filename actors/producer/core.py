@@ -314,7 +314,7 @@ class ProducerCore:
                 partition = self.gathers(topic)
             of_topic = self._open.get(topic)
             parcel = None if of_topic is None else of_topic.get(partition)
-            if parcel is None or parcel.size >= self.config.request_bytes or len(parcel.rows) >= ROWS_MAX:
+            if parcel is None or parcel.size >= self.config.full_bytes or len(parcel.rows) >= ROWS_MAX:
                 parcel = self._new_parcel(topic, partition)
             rows = parcel.rows
             future = SendFuture(parcel, len(rows))
@@ -332,7 +332,7 @@ class ProducerCore:
                 return None
             key = topic, self.gathers(topic) if partition is None else partition
             parcel = self._open_later.get(key)
-            if parcel is None or parcel.size >= self.config.request_bytes or len(parcel.rows) >= ROWS_MAX:
+            if parcel is None or parcel.size >= self.config.full_bytes or len(parcel.rows) >= ROWS_MAX:
                 parcel = self._open_later[key] = DelayedBatch(*key)
                 self._parcels.append(parcel)
             future = SendFuture(parcel, len(parcel.rows))
@@ -365,7 +365,7 @@ class ProducerCore:
         self._inbox_bytes += size
 
     def _wake_if_due(self) -> None:
-        if not self._looks_soon_for_messages or self._inbox_bytes >= self.config.request_bytes:
+        if not self._looks_soon_for_messages or self._inbox_bytes >= self.config.full_bytes:
             self.router.wakeup.set()
 
     def gathers(self, topic: str) -> int:
@@ -378,7 +378,7 @@ class ProducerCore:
         partition = run.partition
         if partition is None:
             partition = self.gathers(topic)
-            if run.size >= self.config.request_bytes // 2:  # about a batch: the next one goes elsewhere
+            if run.size >= self.config.full_bytes // 2:  # about a batch: the next one goes elsewhere
                 self._turn_sticky(topic, partition)
         if run.times is not None:
             later = DelayedBatch(topic, partition)

@@ -132,6 +132,18 @@ def decode_ops(buffer: bytes | memoryview, start: int = 0) -> list[Op]:
     return ops
 
 
+def columns_within(buffer: bytes | memoryview, most: int) -> bool:
+    """Whether the frames of ``buffer`` without their bodies take at most ``most`` bytes. Checking looks at no
+    more than these, so this says how long it may take. Damage is not noticed."""
+    at = columns = 0
+    last, unpack_from = len(buffer) - FRAME.size, _FRAME_KIND.unpack_from
+    while at <= last and columns <= most:
+        _, _, meta_size, body_size = unpack_from(buffer, at)
+        columns += FRAME.size + meta_size
+        at += FRAME.size + meta_size + body_size
+    return columns <= most
+
+
 def _unknown(kind: int, version: int) -> UnknownVersion:
     known = [operation.VERSION for operation in OPERATIONS if kind == operation.KIND]
     if known:

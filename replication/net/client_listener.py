@@ -26,6 +26,7 @@ from typing import Any, Protocol, cast
 import msgspec
 
 from escrowmq.replication.errors import NotAuthorized, WireError
+from escrowmq.replication.format.codec import columns_within
 
 # ------------------------------------------------------------------------------------------------------------
 # What travels between a client and a broker on a TCP connection of their own: frames, after a greeting.
@@ -50,14 +51,24 @@ KEY_BYTES = NONCE_BYTES = 32
 _MAGIC = b"escrowmq-client-1"
 _PROOF_BYTES = hashlib.sha256().digest_size
 HELLO_BYTES = len(_MAGIC) + NONCE_BYTES
-#: Longer requests go through Ray's calls: the thread that sends heartbeats checks one in one go, at worst
-#: 0.14 s for a MiB. Producers make requests of 96 KiB.
-REQUEST_BYTES_MAX = 128 << 10
+#: Longer requests go through Ray's calls. Producers make requests of about a MiB at most.
+REQUEST_BYTES_MAX = 2 << 20
+#: So do requests whose operations take more than this without their bodies: the thread that sends heartbeats
+#: checks a request in one go, at worst 0.14 s for a MiB of the smallest operations. It never looks at bodies.
+COLUMNS_BYTES_MAX = 128 << 10
 #: Of a frame's payload before the other side has proved itself.
 GREETING_BYTES_MAX = 128
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder().decode
+
+
+def fits_link(request: bytes) -> bool:
+    """Whether a request may go over such a connection."""
+    size = len(request)
+    return size <= COLUMNS_BYTES_MAX or (
+        size <= REQUEST_BYTES_MAX and columns_within(request, COLUMNS_BYTES_MAX)
+    )
 
 
 def frame(number: int, payload: bytes) -> bytes:
@@ -112,6 +123,15 @@ class FrameBuffer:
             payload = bytes(view[begin:end])
         self._at = end
         return number, payload
+
+    def unfinished(self) -> int:
+        """Bytes of the frame that has begun to arrive; 0: none has. Call it after ``next`` found no more."""
+        have = len(self._data) - self._at
+        return (
+            int.from_bytes(self._data[self._at : self._at + LENGTH_BYTES], "little")
+            if have >= LENGTH_BYTES
+            else 0
+        )
 
 
 class ClientGreeting:
@@ -170,8 +190,8 @@ def _proof(key: bytes, role: bytes, hello: bytes, nonce: bytes) -> bytes:
 # A client whose connection was closed repeats its requests through Ray, as after any lost connection, so
 # nothing is lost. Everything runs in the loop's thread.
 
-#: Of one client. Answers are a few bytes per operation, and a producer has at most 8 requests of 96 KiB under
-#: way, so one that reads late has some hundred KiB.
+#: Of one client. Answers are a few bytes per operation, and a producer has at most 8 requests under way, so
+#: one that reads late has some hundred KiB.
 PILE_BYTES_MAX = 8 << 20
 #: Of all clients: a fifth of what a broker takes under overload (306 MB), and enough for 4,096 clients that
 #: all stop reading for a moment, with 16 KiB each. Without it they could take 32 GiB.
@@ -246,6 +266,53 @@ class UnreadAnswers:
         self.gone(reader)
 
 
+# ------------------------------------------------------------------------------------------------------------
+# Room for requests that arrive in pieces.
+#
+# What has arrived of a request is kept until the rest is here. Short ones need no room; of the long ones only
+# so many may be arriving at a time that their bytes fit. The connections of the others are not read
+# meanwhile, so what they send waits in the kernel and with the clients.
+
+#: From here on a request is long. Without room for long ones, 4,096 clients could make a broker keep 8 GiB.
+LONG_BYTES = 128 << 10
+#: Of all long requests that are arriving: at least thirty-two of the longest.
+ARRIVING_BYTES_MAX = 64 << 20
+#: A long request that has not arrived by then gives its room to others, with the connection.
+ARRIVAL_TIMEOUT_S = 10.0
+
+
+class Arrivals:
+    """The connections on which long requests arrive, and those that wait for room, in order."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self._arriving: dict[ClientConnection, int] = {}
+        self._waiting: dict[ClientConnection, None] = {}
+
+    def begins(self, connection: ClientConnection, size: int) -> bool:
+        """Whether there is room for its request; if not, the connection waits, and reads nothing."""
+        if connection in self._arriving:
+            return True
+        if self.bytes + size > ARRIVING_BYTES_MAX:
+            self._waiting[connection] = None
+            connection.pause()
+            return False
+        self._waiting.pop(connection, None)
+        self._arriving[connection] = size
+        self.bytes += size
+        return True
+
+    def ended(self, connection: ClientConnection) -> None:
+        """Its request has arrived, or never will."""
+        self._waiting.pop(connection, None)
+        size = self._arriving.pop(connection, 0)
+        self.bytes -= size
+        if size:
+            for other in list(self._waiting):
+                if not other.arrives():
+                    break
+
+
 log = logging.getLogger(__name__)
 
 #: Beyond these, a client is told to use Ray's calls. A quarter as many may be about to prove themselves:
@@ -276,6 +343,7 @@ class ClientListener:
         #: Requests taken, and connections refused, for the exporter.
         self.requests = self.refused = 0
         self.unread = UnreadAnswers()
+        self.arrivals = Arrivals()
         self.address: tuple[str, int] | None = None
         self._clients: set[ClientConnection] = set()
         self._strangers: dict[ClientConnection, None] = {}
@@ -343,11 +411,14 @@ class ClientListener:
         self._clients.discard(connection)
         self._strangers.pop(connection, None)
         self.unread.gone(connection)
+        self.arrivals.ended(connection)
 
     # -------------------------------------------------------------- requests
 
     def take(self, connection: ClientConnection, number: int, request: bytes) -> None:
-        """A request has arrived."""
+        """A request has arrived. Raises WireError if it should have gone through Ray."""
+        if not fits_link(request):
+            raise WireError(f"a request of {len(request)} bytes has too many operations for this connection")
         self._waiting.append((connection, number, request))
         self._waiting_bytes += len(request)
 
@@ -403,7 +474,7 @@ class ClientConnection(asyncio.Protocol):
 
     def __init__(self, door: ClientListener) -> None:
         self.open = False
-        self._behind = False
+        self._behind = self._is_long = False
         self._door = door
         self._greeting: BrokerGreeting | None = BrokerGreeting(door.key, os.urandom(NONCE_BYTES))
         self._frames = FrameBuffer(GREETING_BYTES_MAX)
@@ -438,15 +509,35 @@ class ClientConnection(asyncio.Protocol):
         self._frames.feed(data)
         try:
             while self.open and (found := self._frames.next()) is not None:
+                if self._is_long:
+                    self._has_arrived()
                 if self._greeting is None:
                     self._door.take(self, *found)
                 else:
                     self._greet(self._greeting, found[1])
             self._door.taken(self)
+            if self.open and self._frames.unfinished() > LONG_BYTES:
+                self.arrives()
         except (WireError, NotAuthorized) as error:
             self._door.refused += 1
             log.debug("a client's connection is closed: %s", error)
             self.abort()
+
+    def arrives(self) -> bool:
+        """Ask for room for the long request that arrives, and read on if there is."""
+        if not self._door.arrivals.begins(self, self._frames.unfinished()):
+            return False
+        if not self._is_long:
+            self._is_long = True
+            self._timer = asyncio.get_running_loop().call_later(ARRIVAL_TIMEOUT_S, self._too_slow)
+            self.go_on()
+        return True
+
+    def _has_arrived(self) -> None:
+        self._is_long = False
+        if self._timer is not None:
+            self._timer.cancel()
+        self._door.arrivals.ended(self)
 
     def _greet(self, greeting: BrokerGreeting, payload: bytes) -> None:
         assert self._transport is not None

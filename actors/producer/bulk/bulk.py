@@ -187,7 +187,7 @@ class BulkRun:
             builder.ids.add(tx_id)
         builder.add(tx_id, query_id, encoded, size, index, later)
         count = len(builder.tx_ids)
-        if builder.size + TX_OVERHEAD * count >= core.config.request_bytes or count >= BLOCK_TRANSACTIONS:
+        if builder.size + TX_OVERHEAD * count >= core.config.full_bytes or count >= BLOCK_TRANSACTIONS:
             self._send_block(builder)
 
     def _hold(self, tx_id: str) -> None:
@@ -231,7 +231,7 @@ class BulkRun:
         builder.add(tx_id, query_id, encoded, size, index, group_of, later)
         count = len(builder.tx_ids)
         # As large as in one group: each group's block is a separate call with a part of it.
-        full = core.config.request_bytes * len(groups)
+        full = core.config.full_bytes * len(groups)
         if builder.size + TX_OVERHEAD * count * len(groups) >= full or count >= BLOCK_TRANSACTIONS:
             self._send_spread(key)
 

@@ -112,7 +112,7 @@ class TransactionRows:
     def chunks(self) -> Iterator[Chunk]:
         """All rows in order, some hundreds of KB at a time."""
         limit = self._config.message_bytes_max
-        bytes_max = max(PIECE_BYTES, self._config.request_bytes * (1 if self._group_of is None else 8))
+        bytes_max = max(PIECE_BYTES, self._config.full_bytes * (1 if self._group_of is None else 8))
         start = 0
         for batch in self._table.to_batches():
             columns = dict(zip(batch.schema.names, map(plain, batch.columns), strict=True))
@@ -248,7 +248,7 @@ class TransactionRows:
 
     def _blocks_of(self, sizes: Integers, groups: Integers) -> Integers:
         """The number of each row's block; a block is in one group, and its rows follow one another there."""
-        request = self._config.request_bytes
+        request = self._config.full_bytes
         cost = np.maximum(sizes + TX_OVERHEAD, -(-request // BLOCK_TRANSACTIONS))
         numbers: Integers = np.zeros(len(sizes), np.int64)
         first = 0

@@ -154,7 +154,7 @@ class Columns:
         bytes_max = piece_bytes(self._config)
         keyless = self._partition is None and self.keys is None
         if keyless:  # each run goes to the next partition: none of them should be more than a request
-            bytes_max = min(bytes_max, self._config.request_bytes)
+            bytes_max = min(bytes_max, self._config.full_bytes)
         start, ahead = 0, ROWS_AT_FIRST
         while start < len(self.values):
             count = self._fit(slice(start, start + ahead), bytes_max)

@@ -138,7 +138,7 @@ class TableRows:
             return np.full(count, self._partition, np.int64)
         if keys is None:
             before = (offsets[:-1] - offsets[0]).astype(np.int64)
-            partitions: Integers = before // self._config.request_bytes - ANY
+            partitions: Integers = before // self._config.full_bytes - ANY
             return partitions
         hashes: Integers = np.fromiter(map(crc32c, keys.drop_null().to_pylist()), np.int64)
         hashes %= self._count

@@ -15,8 +15,15 @@ import pytest
 
 from escrowmq.actors.client.linked_calls import CONNECT_TIMEOUT_S, SILENT_S, ClientLink, LinkedCalls
 from escrowmq.actors.client.replica_calls import OnAnswer
+from escrowmq.replication.format.operation import FRAME
 from escrowmq.replication.net import client_listener
-from escrowmq.replication.net.client_listener import PREFIX, REQUEST_BYTES_MAX, ClientListener, frame
+from escrowmq.replication.net.client_listener import (
+    COLUMNS_BYTES_MAX,
+    PREFIX,
+    REQUEST_BYTES_MAX,
+    ClientListener,
+    frame,
+)
 from tests.support.waiting import wait_until
 
 OK = ("ok", [[0]])
@@ -70,6 +77,20 @@ class Broker:
         done(self.offers() if method == "client_link" else OK, None)
 
     def close(self) -> None: ...
+
+
+def request_of(size: int) -> bytes:
+    """A request of one operation, as far as its frame says; this broker does not look inside."""
+    return (
+        bytes(size)
+        if size < FRAME.size
+        else FRAME.pack(1, 1, 0, 0, size - FRAME.size) + bytes(size - FRAME.size)
+    )
+
+
+def small_operations(size: int) -> bytes:
+    """The same of as many operations without a body as fit."""
+    return FRAME.pack(1, 1, 0, 0, 0) * (size // FRAME.size)
 
 
 class Client:
@@ -162,7 +183,7 @@ def test_answers_come_in_any_order_and_large_requests_in_pieces(broker: Broker, 
     broker.holds = True
     sizes = [1, REQUEST_BYTES_MAX, 7, 60_000, REQUEST_BYTES_MAX]
     for size in sizes:
-        client.submit(bytes(size))
+        client.submit(request_of(size))
     client.until(lambda: len(broker.held) == len(sizes))
     assert [len(request) for request in broker.taken[-len(sizes) :]] == sizes
     for number in (4, 0, 3, 2, 1):
@@ -231,12 +252,24 @@ def test_a_stranger_at_that_address_is_no_broker(loop: Loop, broker: Broker, cli
     loop.call(other.door.stop)
 
 
-def test_long_requests_go_through_ray(broker: Broker, client: Client) -> None:
-    """Checking one takes long, and the thread behind the door sends heartbeats."""
+@pytest.mark.parametrize(
+    "request_bytes",
+    [request_of(REQUEST_BYTES_MAX + 1), small_operations(COLUMNS_BYTES_MAX + 20)],
+    ids=["long", "many operations"],
+)
+def test_requests_that_take_long_go_through_ray(broker: Broker, client: Client, request_bytes: bytes) -> None:
+    """Checking many operations takes long, and the thread behind the door sends heartbeats."""
     client.link_up()
     linked, asked = client.calls.linked, broker.over_ray.count("submit")
-    assert client.ask(bytes(REQUEST_BYTES_MAX + 1)) == (OK, None)
+    assert client.ask(request_bytes) == (OK, None)
     assert (client.calls.linked, broker.over_ray.count("submit")) == (linked, asked + 1)
+
+
+def test_many_operations_are_taken_up_to_the_bound(broker: Broker, client: Client) -> None:
+    client.link_up()
+    linked = client.calls.linked
+    assert client.ask(small_operations(COLUMNS_BYTES_MAX - 20))[0][0] == "ok"
+    assert client.calls.linked == linked + 1
 
 
 def test_a_connection_that_has_gone_silent_takes_no_further_calls(broker: Broker, client: Client) -> None:
@@ -344,13 +377,18 @@ def test_strangers_beyond_the_bound_push_out_the_oldest(broker: Broker, client: 
         link.close()
 
 
+@pytest.mark.parametrize(
+    "request_bytes",
+    [request_of(REQUEST_BYTES_MAX + 1), small_operations(COLUMNS_BYTES_MAX + 20)],
+    ids=["long", "many operations"],
+)
 def test_a_request_that_is_too_long_ends_its_connection_only(
-    loop: Loop, client: Client, broker: Broker
+    loop: Loop, client: Client, broker: Broker, request_bytes: bytes
 ) -> None:
     client.link_up()
     other = Client(broker)
     other.link_up()
-    client.link().call(bytes(REQUEST_BYTES_MAX + 1), lambda *answer: client.answers.append(answer))
+    client.link().call(request_bytes, lambda *answer: client.answers.append(answer))
     client.until(lambda: bool(client.answers))
     assert isinstance(client.answers[0][1], OSError)
     assert other.ask(b"fine") == (("ok", [[0, 4]]), None)
