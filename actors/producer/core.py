@@ -268,6 +268,7 @@ class ProducerCore:
         # Whether the router's thread will look at the inbox by itself before a linger is over. Waking it for
         # every message would cost more (a thread switch, 10 us) than everything else about a message.
         self._looks_soon_for_messages = False
+        self._full_bytes, self._buffer_bytes = config.full_bytes, config.buffer_bytes
         # So many blocks for a group, among those in the inbox, wake it: see GroupBatcher.missing.
         self._blocks_missing: list[float] = [1] * info.groups
         self._blocks_here = [0] * info.groups
@@ -306,22 +307,28 @@ class ProducerCore:
 
         ``partition`` None: that in which messages without a key gather at present.
         """
+        # Once per message: what other senders call is written out here.
         size = len(row)
         with self._lock:
-            if not self._has_room(size):
+            if self._closed:
+                raise Closed(self._why)
+            buffered = self._buffered
+            if buffered + size > self._buffer_bytes or buffered >= self._bound.limit:
                 return None
             if partition is None and (partition := self._sticky.get(topic)) is None:
                 partition = self.gathers(topic)
             of_topic = self._open.get(topic)
             parcel = None if of_topic is None else of_topic.get(partition)
-            if parcel is None or parcel.size >= self.config.full_bytes or len(parcel.rows) >= ROWS_MAX:
+            if parcel is None or parcel.size >= self._full_bytes or len(parcel.rows) >= ROWS_MAX:
                 parcel = self._new_parcel(topic, partition)
             rows = parcel.rows
             future = SendFuture(parcel, len(rows))
             rows.append(row)
             parcel.size += size
-            self._count_in(size)
-        self._wake_if_due()
+            self._buffered = buffered + size
+            waiting = self._inbox_bytes = self._inbox_bytes + size
+        if waiting >= self._full_bytes or not self._looks_soon_for_messages:
+            self.router.wakeup.set()
         return future
 
     def send_later(self, topic: str, partition: int | None, row: bytes, time_ms: int) -> SendFuture | None:
@@ -332,7 +339,7 @@ class ProducerCore:
                 return None
             key = topic, self.gathers(topic) if partition is None else partition
             parcel = self._open_later.get(key)
-            if parcel is None or parcel.size >= self.config.full_bytes or len(parcel.rows) >= ROWS_MAX:
+            if parcel is None or parcel.size >= self._full_bytes or len(parcel.rows) >= ROWS_MAX:
                 parcel = self._open_later[key] = DelayedBatch(*key)
                 self._parcels.append(parcel)
             future = SendFuture(parcel, len(parcel.rows))
@@ -365,7 +372,7 @@ class ProducerCore:
         self._inbox_bytes += size
 
     def _wake_if_due(self) -> None:
-        if not self._looks_soon_for_messages or self._inbox_bytes >= self.config.full_bytes:
+        if not self._looks_soon_for_messages or self._inbox_bytes >= self._full_bytes:
             self.router.wakeup.set()
 
     def gathers(self, topic: str) -> int:
@@ -378,7 +385,7 @@ class ProducerCore:
         partition = run.partition
         if partition is None:
             partition = self.gathers(topic)
-            if run.size >= self.config.full_bytes // 2:  # about a batch: the next one goes elsewhere
+            if run.size >= self._full_bytes // 2:  # about a batch: the next one goes elsewhere
                 self._turn_sticky(topic, partition)
         if run.times is not None:
             later = DelayedBatch(topic, partition)
@@ -409,7 +416,7 @@ class ProducerCore:
 
     def _full(self, size: int) -> bool:
         # The adaptive bound only has to have some room left, so that something large gets its turn as well.
-        return self._buffered + size > self.config.buffer_bytes or self._buffered >= self._bound.limit
+        return self._buffered + size > self._buffer_bytes or self._buffered >= self._bound.limit
 
     def wait_for_room(self, size: int, deadline: float) -> None:
         """Blocks until ``size`` bytes might fit. Raises Overloaded at the deadline, Closed when closed."""
