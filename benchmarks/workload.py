@@ -41,10 +41,12 @@ class Timed:
 
 
 def messages(topic: str, size: int, count: int = 1024) -> Iterator[Message]:
-    """An endless sequence of messages. They are made beforehand, because making them is not measured."""
-    ready = [Message(topic, os.urandom(size), key=b"%08d" % n) for n in range(count)]
+    """An endless sequence of messages, made as they are taken, as by an application. Keys and values are made
+    beforehand."""
+    ready = [(b"%08d" % n, os.urandom(size)) for n in range(count)]
     while True:
-        yield from ready
+        for key, value in ready:
+            yield Message(topic, value, key=key)
 
 
 def timed(group: GroupUnderTest, work: Callable[[Latencies], int]) -> Timed:
@@ -69,16 +71,19 @@ def one_by_one(call: Callable[[], object], seconds: float, latency: Latencies, i
     return count
 
 
-def in_tasks(producer: Producer, topic: str, in_flight: int, seconds: float, latency: Latencies) -> int:
-    """Transactions of ``in_flight`` asyncio tasks, one at a time in each."""
+def in_tasks(
+    producer: Producer, topic: str, in_flight: int, seconds: float, latency: Latencies, messages_each: int = 1
+) -> int:
+    """Transactions of ``in_flight`` asyncio tasks, one at a time in each; counts their messages."""
     source = messages(topic, TX_BYTES)
 
     async def one(end: float) -> int:
         count = 0
         while (sent := time.perf_counter()) < end:
-            await producer.aio.send_message_in_transaction(next(source), commit)
+            sending = next(source) if messages_each == 1 else list(islice(source, messages_each))
+            await producer.aio.send_message_in_transaction(sending, commit)
             latency.add(time.perf_counter() - sent)
-            count += 1
+            count += messages_each
         return count
 
     async def all_of_them() -> int:
@@ -103,9 +108,16 @@ def lone_transactions(group: GroupUnderTest, producer: Producer, topic: str, sec
     return timed(group, lambda latency: one_by_one(call, seconds, latency))
 
 
-def tasks(group: GroupUnderTest, producer: Producer, topic: str, in_flight: int, seconds: float) -> Timed:
+def tasks(
+    group: GroupUnderTest,
+    producer: Producer,
+    topic: str,
+    in_flight: int,
+    seconds: float,
+    messages_each: int = 1,
+) -> Timed:
     """See :func:`in_tasks`."""
-    return timed(group, lambda latency: in_tasks(producer, topic, in_flight, seconds, latency))
+    return timed(group, lambda latency: in_tasks(producer, topic, in_flight, seconds, latency, messages_each))
 
 
 def paced_tasks(

@@ -30,6 +30,8 @@ public final class RocketLoad {
     private static final int TIMEOUT_MS = 10_000;
     /** Sends without waiting, at most this many open. */
     private static final int OPEN = 1024;
+    /** Messages of one topic may share a call; the client does not gather them by itself. */
+    private static final int BATCH = 64;
     private static final double DRAIN_S = 15.0;
     /** A busy broker refuses some. They are not counted; more than this share is a row that failed. */
     private static final double REFUSED_MAX = 0.01;
@@ -158,9 +160,10 @@ public final class RocketLoad {
         }
     }
 
-    private String manyPlain(String topic, int size, double seconds) throws Exception {
+    /** {@code batch}: so many messages in each call of the client. */
+    private String manyPlain(String topic, int size, int batch, double seconds) throws Exception {
         Source source = new Source(topic, size);
-        Semaphore room = new Semaphore(OPEN);
+        Semaphore room = new Semaphore(OPEN / batch);
         AtomicLong failed = new AtomicLong();
         SendCallback answered = new SendCallback() {
             @Override
@@ -181,17 +184,26 @@ public final class RocketLoad {
         long begin = System.nanoTime();
         while (since(begin) < seconds) {
             room.acquire();
-            plain.send(source.message(), answered);
-            count++;
+            if (batch == 1) {
+                plain.send(source.message(), answered);
+            } else {
+                List<Message> messages = new ArrayList<>(batch);
+                for (int n = 0; n < batch; n++) {
+                    messages.add(source.message());
+                }
+                plain.send(messages, answered);
+            }
+            count += batch;
         }
-        if (!room.tryAcquire(OPEN, TIMEOUT_MS, TimeUnit.MILLISECONDS)) {
+        if (!room.tryAcquire(OPEN / batch, TIMEOUT_MS, TimeUnit.MILLISECONDS)) {
             throw new IllegalStateException("some messages were not answered");
         }
         double all = since(begin);
-        if (failed.get() > count * REFUSED_MAX) {
-            throw new IllegalStateException(failed.get() + " of " + count + " messages were refused");
+        long refused = failed.get() * batch;
+        if (refused > count * REFUSED_MAX) {
+            throw new IllegalStateException(refused + " of " + count + " messages were refused");
         }
-        return figure(count - failed.get(), all) + "}";
+        return figure(count - refused, all) + "}";
     }
 
     private String reading(double seconds) throws Exception {
@@ -268,9 +280,13 @@ public final class RocketLoad {
     private String row(String name, double seconds) throws Exception {
         switch (name) {
             case "plain-256":
-                return manyPlain(SMALL, 256, seconds);
+                return manyPlain(SMALL, 256, 1, seconds);
             case "plain-1024":
-                return manyPlain(LARGE, 1024, seconds);
+                return manyPlain(LARGE, 1024, 1, seconds);
+            case "plain-batch-256":
+                return manyPlain(SMALL, 256, BATCH, seconds);
+            case "plain-batch-1024":
+                return manyPlain(LARGE, 1024, BATCH, seconds);
             case "reading":
                 return reading(seconds);
             case "lone-plain":

@@ -11,7 +11,7 @@ from typing import ClassVar
 from benchmarks.peers.packages import NotAvailable
 from benchmarks.peers.processes import Processes, free_ports
 from benchmarks.peers.program import LoadProgram
-from benchmarks.peers.rows import LONE_PLAIN, LONE_TX, PLAIN_1K, PLAIN_256, READING, TX_64
+from benchmarks.peers.rows import LONE_PLAIN, LONE_TX, PLAIN_1K, PLAIN_256, READING, TX_64, TX_OF_100
 from benchmarks.peers.system import HEAP, Peer
 
 NODES = 3
@@ -43,10 +43,11 @@ class Kafka(Peer):
     settings = (
         "three brokers (KRaft, broker and controller in one), replication 3, `acks=all`, "
         "`min.insync.replicas=2`, heap 1 GB each; librdkafka with its defaults, "
-        "`linger.ms=0` for lone messages and transactions; a transactional producer for each transaction in "
+        "`linger.ms=0` for lone messages and transactions, `fetch.queue.backoff.ms=10` for the consumer, which "
+        "sleeps for a second at a time otherwise; a transactional producer for each transaction in "
         "flight"
     )
-    rows = (PLAIN_256, PLAIN_1K, READING, LONE_PLAIN, LONE_TX, TX_64)
+    rows = (PLAIN_256, PLAIN_1K, READING, LONE_PLAIN, LONE_TX, TX_64, TX_OF_100)
     extra: ClassVar[dict[str, str]] = {}
 
     def install(self) -> None:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import islice
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, Producer
@@ -21,6 +22,8 @@ TOPICS = {256: "plain-256", 1024: "plain-1024"}
 TRANSACTIONS = "transactions"
 PARTITIONS, REPLICAS = 4, 3
 IN_FLIGHT = 64
+#: Of transactions with a hundred messages each.
+TX_OF_100_IN_FLIGHT = 8
 WAIT_S = 30.0
 
 
@@ -72,6 +75,8 @@ class KafkaLoad:
             "group.id": f"reading-{time.time_ns()}",
             "auto.offset.reset": "earliest",
             "auto.commit.interval.ms": 1000,
+            # By default 1,000: once its own queue is full, librdkafka stops to fetch for a second.
+            "fetch.queue.backoff.ms": 10,
         }
         consumer = Consumer(settings)
         try:
@@ -117,11 +122,11 @@ class KafkaLoad:
         return self._transactional[:count]
 
     @staticmethod
-    def _one_transaction(producer: Any, source: Any) -> Callable[[], None]:
+    def _one_transaction(producer: Any, source: Any, messages: int = 1) -> Callable[[], None]:
         def one() -> None:
-            key, value = next(source)
             producer.begin_transaction()
-            producer.produce(TRANSACTIONS, value, key)
+            for key, value in islice(source, messages):
+                producer.produce(TRANSACTIONS, value, key)
             producer.commit_transaction(WAIT_S)
 
         return one
@@ -131,19 +136,19 @@ class KafkaLoad:
         (producer,) = self._some_transactional(1)
         return timed(self._one_transaction(producer, bodies(256)), seconds)
 
-    def transactions(self, seconds: float) -> dict[str, Any]:
-        """64 producers, since one producer has one transaction at a time."""
-        producers = self._some_transactional(IN_FLIGHT)
+    def transactions(self, seconds: float, in_flight: int = IN_FLIGHT, messages: int = 1) -> dict[str, Any]:
+        """As many producers, since one producer has one transaction at a time. Counts messages."""
+        producers = self._some_transactional(in_flight)
         begin = time.perf_counter()
 
         def work(producer: Any) -> int:
-            one, count = self._one_transaction(producer, bodies(256)), 0
+            one, count = self._one_transaction(producer, bodies(256), messages), 0
             while time.perf_counter() - begin < seconds:
                 one()
-                count += 1
+                count += messages
             return count
 
-        with ThreadPoolExecutor(IN_FLIGHT) as threads:
+        with ThreadPoolExecutor(in_flight) as threads:
             count = sum(threads.map(work, producers))
         return {"items": count, "seconds": time.perf_counter() - begin}
 
@@ -158,6 +163,7 @@ def main() -> None:
             "lone-plain": load.lone_plain,
             "lone-tx": load.lone_transaction,
             "tx-64": load.transactions,
+            "tx-of-100": partial(load.transactions, in_flight=TX_OF_100_IN_FLIGHT, messages=100),
         }
     )
 

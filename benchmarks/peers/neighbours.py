@@ -10,9 +10,8 @@ import time
 
 import psutil
 
-#: A round counts if others kept at most this share of the machine busy: half a core of two. At a load average
-#: of 20 to 37 RocketMQ refused messages still after a minute of warm-up.
-OTHERS_MAX = 0.25
+#: A round counts if others kept at most this share of the machine busy: a fifth of a core of two.
+OTHERS_MAX = 0.1
 
 
 class Neighbours:

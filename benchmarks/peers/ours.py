@@ -21,6 +21,7 @@ from benchmarks.peers.rows import (
     TX_64,
     TX_64_ONE_WAY,
     TX_BULK,
+    TX_OF_100,
     TX_TASKS,
     Figure,
 )
@@ -37,7 +38,7 @@ class Ours(System):
     name = "escrowmq"
     rows = (
         *(PLAIN_256, TABLE_256, PLAIN_1K, TABLE_1K, READING, READING_TABLES),
-        *(LONE_PLAIN, LONE_TX, TX_64, TX_64_ONE_WAY, TX_TASKS, TX_BULK),
+        *(LONE_PLAIN, LONE_TX, TX_64, TX_64_ONE_WAY, TX_OF_100, TX_TASKS, TX_BULK),
     )
 
     def __init__(self) -> None:
@@ -58,8 +59,10 @@ class Ours(System):
         at_once = group.producer(ProducerConfig(linger_ms=0.0))
         self._producers = [usual, one_way, at_once]
 
-        def timed(measure: Callable[..., workload.Timed], *arguments: object) -> Callable[[float], Figure]:
-            return lambda seconds: figure(measure(group, *arguments, seconds))
+        def timed(
+            measure: Callable[..., workload.Timed], *arguments: object, **named: object
+        ) -> Callable[[float], Figure]:
+            return lambda seconds: figure(measure(group, *arguments, seconds, **named))
 
         self._run = {
             PLAIN_256: timed(workload.plain_messages, usual, PLAIN_256, 256),
@@ -72,6 +75,7 @@ class Ours(System):
             LONE_TX: timed(workload.lone_transactions, usual, TRANSACTIONS),
             TX_64: timed(workload.tasks, usual, TRANSACTIONS, 64),
             TX_64_ONE_WAY: timed(workload.tasks, one_way, TRANSACTIONS, 64),
+            TX_OF_100: timed(workload.tasks, usual, TRANSACTIONS, 8, messages_each=100),
             TX_TASKS: timed(workload.tasks, usual, TRANSACTIONS, 1024),
             TX_BULK: timed(workload.bulk_transactions, usual, TRANSACTIONS, 1024),
         }

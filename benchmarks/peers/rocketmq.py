@@ -6,7 +6,17 @@ from pathlib import Path
 
 from benchmarks.peers.processes import Processes, free_ports
 from benchmarks.peers.program import LoadProgram
-from benchmarks.peers.rows import LONE_PLAIN, LONE_TX, PLAIN_1K, PLAIN_256, READING, TX_64, TX_256
+from benchmarks.peers.rows import (
+    BATCH_1K,
+    BATCH_256,
+    LONE_PLAIN,
+    LONE_TX,
+    PLAIN_1K,
+    PLAIN_256,
+    READING,
+    TX_64,
+    TX_256,
+)
 from benchmarks.peers.system import HEAP, Peer
 
 SOURCE = Path(__file__).parent / "RocketLoad.java"
@@ -35,10 +45,11 @@ class RocketMq(Peer):
     durable = "fsync on the master, page cache of one slave"
     settings = (
         "a master and two slaves, `SYNC_MASTER`, `SYNC_FLUSH`, `inSyncReplicas=2`, heap 1 GB each (the name "
-        "server 256 MB); Java client; plain messages without waiting, at most 1,024 unanswered; one thread "
+        "server 256 MB); Java client; plain messages without waiting, at most 1,024 "
+        "unanswered, one by one and in batches of 64; one thread "
         "for each transaction in flight, and 256 for the most"
     )
-    rows = (PLAIN_256, PLAIN_1K, READING, LONE_PLAIN, LONE_TX, TX_64, TX_256)
+    rows = (PLAIN_256, BATCH_256, PLAIN_1K, BATCH_1K, READING, LONE_PLAIN, LONE_TX, TX_64, TX_256)
 
     def install(self) -> None:
         self.packages.class_path()

@@ -12,10 +12,14 @@ from typing import Any, Literal
 PLAIN_256, PLAIN_1K, READING = "plain-256", "plain-1024", "reading"
 #: The same with columns, which only EscrowMQ has.
 TABLE_256, TABLE_1K, READING_TABLES = "table-256", "table-1024", "reading-tables"
+#: In batches of 64 by the application, for RocketMQ: the clients of the others make batches by themselves.
+BATCH_256, BATCH_1K = "plain-batch-256", "plain-batch-1024"
 LONE_PLAIN, LONE_TX = "lone-plain", "lone-tx"
 TX_64, TX_64_ONE_WAY = "tx-64", "tx-64-one-way"
 #: The most that a peer reaches, if that is not with 64 in flight.
 TX_256 = "tx-256"
+#: Messages of transactions with 100 each, 8 in flight.
+TX_OF_100 = "tx-of-100"
 TX_TASKS, TX_BULK = "tx-tasks-1024", "tx-bulk-1024"
 
 Unit = Literal["per_s", "visible_per_s", "p50_ms"]
@@ -74,6 +78,8 @@ COMPARISONS = (
     Comparison("messages of 256 B, EscrowMQ from Arrow tables", TABLE_256, (PLAIN_256,)),
     Comparison("plain messages of 1 KB", PLAIN_1K, (PLAIN_1K,)),
     Comparison("messages of 1 KB, EscrowMQ from Arrow tables", TABLE_1K, (PLAIN_1K,)),
+    Comparison("256 B, the other in its own batches of 64", PLAIN_256, (BATCH_256,)),
+    Comparison("1 KB, the other in its own batches of 64", PLAIN_1K, (BATCH_1K,)),
     Comparison("one consumer, messages of 256 B", READING, (READING,)),
     Comparison("one consumer, EscrowMQ into Arrow tables", READING_TABLES, (READING,)),
     Comparison("a lone plain message", LONE_PLAIN, (LONE_PLAIN,), "p50_ms"),
@@ -81,6 +87,7 @@ COMPARISONS = (
     Comparison("transactions, 64 in flight", TX_64, (TX_64,)),
     Comparison("the same, visible when the load ended", TX_64, (TX_64,), "visible_per_s"),
     Comparison("the same, EscrowMQ with one-way commit", TX_64_ONE_WAY, (TX_64,)),
+    Comparison("messages of transactions with 100 each", TX_OF_100, (TX_OF_100,)),
     Comparison("most transactions, EscrowMQ from 1,024 tasks", TX_TASKS, (TX_256, TX_64)),
     Comparison("most transactions, EscrowMQ in bulk", TX_BULK, (TX_256, TX_64)),
 )
