@@ -43,8 +43,8 @@ class Kafka(Peer):
     settings = (
         "three brokers (KRaft, broker and controller in one), replication 3, `acks=all`, "
         "`min.insync.replicas=2`, heap 1 GB each; librdkafka with its defaults, "
-        "`linger.ms=0` for lone messages and transactions, `fetch.queue.backoff.ms=10` for the consumer, which "
-        "sleeps for a second at a time otherwise; a transactional producer for each transaction in "
+        "`linger.ms=0` for lone messages and transactions, `fetch.queue.backoff.ms=10` for the consumer, "
+        "which sleeps for a second at a time otherwise; a transactional producer for each transaction in "
         "flight"
     )
     rows = (PLAIN_256, PLAIN_1K, READING, LONE_PLAIN, LONE_TX, TX_64, TX_OF_100)
