@@ -207,5 +207,5 @@ def test_a_killed_executor_is_replaced_and_the_job_ends_well(session: SparkSessi
 
 
 def test_a_second_session_is_refused_while_one_runs(session: SparkSession) -> None:
-    with pytest.raises(ConfigError, match=r"already \(sessions-"):
+    with pytest.raises(ConfigError, match=r"already has a Spark session \(sessions-"):
         spark_session("second", mode="local")
