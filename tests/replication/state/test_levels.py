@@ -12,6 +12,7 @@ from escrowmq.replication.errors import UnknownVersion
 from escrowmq.replication.format import ops
 from escrowmq.replication.format.codec import Op
 from escrowmq.replication.format.operation import Operation
+from escrowmq.replication.model import TopicInfo
 from escrowmq.replication.replica.validation import level_needed
 from escrowmq.replication.state import machine, snapshot
 from escrowmq.replication.state.machine import LEVEL_MAX, StateMachine
@@ -86,6 +87,20 @@ def test_a_snapshot_keeps_its_level_and_one_of_a_newer_level_is_refused(
     assert restored(data).level == LEVEL_MAX + 2
     monkeypatch.setattr(snapshot, "LEVEL_MAX", LEVEL_MAX + 1)
     with pytest.raises(NewerLevel, match=f"level {LEVEL_MAX + 2}; .*up to {LEVEL_MAX + 1}: upgrade it"):
+        restored(data)
+
+
+def test_a_newer_level_is_refused_before_what_it_may_have_changed_is_read(
+    newer: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A topic with a field that today's software does not have is no damage."""
+    log, settings = FedState(), TopicInfo.settings
+    log.add(ops.level(LEVEL_MAX + 1))
+    log.add(ops.create_topic("t", {}))
+    monkeypatch.setattr(TopicInfo, "settings", lambda self: {**settings(self), "of_tomorrow": 1})
+    data = snapshot_of(log)
+    monkeypatch.setattr(snapshot, "LEVEL_MAX", LEVEL_MAX)
+    with pytest.raises(NewerLevel, match=f"level {LEVEL_MAX + 1}; .*up to {LEVEL_MAX}: upgrade it"):
         restored(data)
 
 
