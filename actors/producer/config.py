@@ -50,7 +50,7 @@ def compression_of(method: str | None, level: int | None, least: int = LEAST_BYT
 KIB, MIB = 1 << 10, 1 << 20
 
 
-@by_name()
+@by_name
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProducerConfig:
     """How a producer batches, waits and gives up."""
