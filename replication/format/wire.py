@@ -29,6 +29,8 @@ RaftMessage = dict[str, Any]
 NOT_OURS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 #: As wide as the file formats' signed 64 bits: a larger one could be sent but never stored.
 Index = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+#: A wall clock in ms; -1: its replica does not tell it.
+Clock = Annotated[int, msgspec.Meta(ge=-1, le=(1 << 63) - 1)]
 #: A disk id, or another short name.
 Name = Annotated[str, msgspec.Meta(max_length=64)]
 #: Far more than the replicas of a group.
@@ -55,25 +57,14 @@ class _LogStart(_Frame, tag=2):
     log_start: Index
 
 
-class _Ack(_Frame, tag=3):
+class _Ack(_Frame, tag=12):
     term: Index
     seq: Index
     next: Index
     reset: bool
     success: bool
     counts: bool  # False: the replica lost its disk and is only a learner for now
-
-
-class _AckWithClock(_Frame, tag=12):
-    """As ``_Ack``, with the sender's wall clock."""
-
-    term: Index
-    seq: Index
-    next: Index
-    reset: bool
-    success: bool
-    counts: bool
-    clock_ms: Index
+    clock_ms: Clock
 
 
 class _Ask(_Frame, tag=4):
@@ -138,7 +129,6 @@ _decode = msgspec.msgpack.Decoder(
     _Append
     | _LogStart
     | _Ack
-    | _AckWithClock
     | _Ask
     | _Plain
     | _Rejoin
@@ -172,8 +162,8 @@ def encode(message: RaftMessage) -> list[bytes]:
             )
     elif kind == "next_node_idx":
         index, reset, success = message["next_node_idx"], message["reset"], message["success"]
-        ack = message["term"], message["seq"], index, reset, success, message["counts"]
-        frame = _AckWithClock(*ack, message["clock_ms"]) if "clock_ms" in message else _Ack(*ack)
+        seq, counts, clock_ms = message["seq"], message["counts"], message["clock_ms"]
+        frame = _Ack(message["term"], seq, index, reset, success, counts, clock_ms)
     elif kind in ("request_vote", "pre_vote"):
         asks = message["term"], message["last_log_index"], message["last_log_term"]
         frame = _AskMarks(*asks) if "marks" in message else _Ask(kind == "pre_vote", *asks)
@@ -219,12 +209,11 @@ def decode(header: memoryview | bytes, bodies: memoryview) -> RaftMessage:
         return _decode_append(frame, bodies)
     if len(bodies):
         raise WireError(f"{len(bodies)} bytes follow a message that has no bodies")
-    if isinstance(frame, _Ack | _AckWithClock):
-        ack = {
+    if isinstance(frame, _Ack):
+        return {
             "type": "next_node_idx", "term": frame.term, "seq": frame.seq, "next_node_idx": frame.next,
-            "reset": frame.reset, "success": frame.success, "counts": frame.counts,
+            "reset": frame.reset, "success": frame.success, "counts": frame.counts, "clock_ms": frame.clock_ms,
         }  # fmt: skip
-        return ack if isinstance(frame, _Ack) else {**ack, "clock_ms": frame.clock_ms}
     if isinstance(frame, _Ask | _AskMarks):
         asks = {"term": frame.term, "last_log_index": frame.last_index, "last_log_term": frame.last_term}
         if isinstance(frame, _AskMarks):

@@ -24,7 +24,7 @@ MESSAGES = [
      "entries": []},
     {"type": "append_entries", "term": 5, "commit_index": 3, "seq": 8, "serialized": None, "log_start": 77},
     {"type": "next_node_idx", "term": 1 << 60, "seq": 3, "next_node_idx": 9, "reset": True,
-     "success": False, "counts": True},
+     "success": False, "counts": True, "clock_ms": -1},
     {"type": "next_node_idx", "term": 7, "seq": 3, "next_node_idx": 9, "reset": False,
      "success": True, "counts": True, "clock_ms": 1_700_000_000_123},
     {"type": "request_vote", "term": 2, "last_log_index": 8, "last_log_term": 1},
