@@ -30,7 +30,12 @@ from escrowmq.replication.model import BY_NAME, NO_ID
 
 
 def id_problem(topic_id: int) -> str | None:
-    """What is wrong with a topic's id, or None. ``NO_ID``: whichever topic has the name."""
+    """What is wrong with a topic's id, or None. ``NO_ID``: whichever topic has the name.
+
+    A client must be able to say that, also in SCHEDULED, CANCEL and PRE_OFFSETS. It has heard of every topic
+    that it names, but it keeps a bounded number of ids (``TopicPlacement``), and messages may wait in it
+    until the id of their topic is among those that it has forgotten.
+    """
     return None if NO_ID <= topic_id <= NUMBER_MAX else f"a topic's id must be {NO_ID} to {NUMBER_MAX}"
 
 
