@@ -32,7 +32,7 @@ LOOK_EVERY_S = 0.25
 END_TIMEOUT_S = 20.0
 
 
-@by_name()
+@by_name
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriverProcess:
     """A process: its pid, its start time (clock ticks since boot), and its pid namespace (``space``).

@@ -29,7 +29,7 @@ def _default_cpus() -> int:
     return max(os.cpu_count() or 1, 8)
 
 
-@by_name()
+@by_name
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterSettings:
     """The shape of the cluster when it is founded. The number of groups, over which partitions are spread,
@@ -59,7 +59,7 @@ class ClusterSettings:
             )
 
 
-@by_name()
+@by_name
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageSettings:
     """Where replicas keep their data."""
@@ -69,7 +69,7 @@ class StorageSettings:
     data_dir: Path | None = None
 
 
-@by_name()
+@by_name
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SecuritySettings:
     """How replicas authenticate each other: by a secret, and optionally certificates. Clients are
@@ -117,7 +117,7 @@ class SecuritySettings:
         return TlsFiles(cert, key, ca)
 
 
-@by_name()
+@by_name
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RaySettings:
     """The Ray cluster: which one to join, and how an embedded one is started."""
@@ -148,7 +148,7 @@ class RaySettings:
         )
 
 
-@by_name()
+@by_name
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SupervisorSettings:
     """How replicas are watched and restarted."""

@@ -11,7 +11,7 @@ from escrowmq.replication.errors import ConfigError
 SHARDS_MAX = 64
 
 
-@by_name()
+@by_name
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaderTiming:
     """How a group's leader is found and followed."""
@@ -34,7 +34,7 @@ class LeaderTiming:
 SENT_AWAY_JITTER = 1.5
 
 
-@by_name()
+@by_name
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeedbackConfig:
     """Feedback: one unit for each app and topic, all of them hosted in a few processes."""
@@ -132,7 +132,7 @@ class FeedbackConfig:
         return SENT_AWAY_JITTER * max(self.poll_wait_max_s, self.poll_wait_s) / self.poll_wait_s
 
 
-@by_name()
+@by_name
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswererConfig:
     """The producer's side."""

@@ -93,17 +93,14 @@ def settings_of(kind: type[T], names: Mapping[str, Any]) -> T:
     return from_names(kind, names)
 
 
-def by_name() -> Callable[[type[T]], type[T]]:
+def by_name(kind: type[T]) -> type[T]:
     """Make a dataclass pickle as the map."""
 
-    def decorate(kind: type[T]) -> type[T]:
-        def reduced(self: Any) -> tuple[Any, ...]:
-            return settings_of, (kind, names_of(self))
+    def reduced(self: Any) -> tuple[Any, ...]:
+        return settings_of, (kind, names_of(self))
 
-        kind.__reduce__ = reduced  # type: ignore[method-assign]
-        return prepared(kind)
-
-    return decorate
+    kind.__reduce__ = reduced  # type: ignore[method-assign]
+    return prepared(kind)
 
 
 def _plain(value: Any) -> Any:

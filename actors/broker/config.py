@@ -14,7 +14,7 @@ from escrowmq.replication.log_lines import LogFormat
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
 
-@by_name()
+@by_name
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerConfig:
     """Limits and timings of one replica. All replicas of a group should have the same."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from escrowmq.replication.carried_settings import by_name, check_positive
 
 
-@by_name()
+@by_name
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelConfig:
     """How clients talk to a broker group."""

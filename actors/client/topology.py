@@ -15,7 +15,7 @@ from escrowmq.replication.carried_settings import by_name
 __all__ = ["SUPERVISOR", "ClusterInfo", "broker_name", "feedback_name"]
 
 
-@by_name()
+@by_name
 @dataclass(frozen=True, slots=True)
 class ClusterInfo:
     """A cluster: ``groups`` broker groups of ``replicas`` replicas each, in one Ray namespace."""

@@ -15,7 +15,7 @@ from escrowmq.replication.errors import ConfigError
 MIB = 1 << 20
 
 
-@by_name()
+@by_name
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerConfig:
     """How a consumer fetches and keeps its membership."""

@@ -52,7 +52,7 @@ KIB, MIB = 1 << 10, 1 << 20
 FULL_BYTES = 96 * KIB
 
 
-@by_name()
+@by_name
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProducerConfig:
     """How a producer batches, waits and gives up."""

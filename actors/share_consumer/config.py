@@ -19,7 +19,7 @@ MIB = 1 << 20
 LEASE_S_MIN, LEASE_S_MAX = (bound / 1000 for bound in LEASE_MS)
 
 
-@by_name()
+@by_name
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShareConsumerConfig:
     """How a share consumer takes messages, and how it settles them."""

@@ -105,7 +105,7 @@ LOCK_RETRY = Backoff(first_s=0.1, longest_s=0.1)
 _REFUSALS = ("DataDirMismatch", "UnknownVersion", "ConfigError", "NotAuthorized")
 
 
-@by_name()
+@by_name
 @dataclass(frozen=True, slots=True)
 class SupervisorPlan:
     """What the supervisor has to run. ``here_only``: all replicas on its own node, on the loopback interface.

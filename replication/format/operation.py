@@ -3,7 +3,8 @@
 An operation is one frame of an entry: its columns as a msgpack array (column-wise, so that one C call decodes
 the metadata of a thousand messages), then a body of rows that only clients decode. Each is one subclass of
 ``Operation``, in ``ops``, ``timer_ops`` or ``share_ops``: its fields are the columns and their types,
-``KIND`` and ``VERSION`` stand in its frame, ``LEVEL`` is the format level of a group whose log may have it,
+``KIND`` and ``VERSION`` stand in its frame, ``LEVEL`` is the format level of a group whose log may have it
+(``level_needed``: that of one that may have it with this content),
 ``SENDER`` who may write it, and ``problem`` says what a decoder cannot check. What applies it stands in
 ``StateMachine``.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import enum
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import msgspec
@@ -91,10 +92,33 @@ class Operation(msgspec.Struct, array_like=True, forbid_unknown_fields=True, fro
         head = FRAME.pack(self.KIND, self.VERSION, 0, len(packed), len(joined))
         return b"".join((head, packed, joined))
 
+    def level_needed(self) -> int:
+        """The lowest format level of a group whose log may have it as it is. An operation with content that
+        came later overrides this: a column that is a map, a setting."""
+        return self.LEVEL
+
     def problem(self, body_bytes: int) -> str | None:
         """What is wrong with it, if a client has sent it; None: nothing. Whatever could make ``apply`` fail
         must be refused here."""
         return None
+
+
+class MapColumn(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True, frozen=True, gc=False):
+    """A column that is a map: fields with their default are left out. So a later version may add fields here,
+    and whoever does not use them writes what older software reads; a column of its own would be in each
+    frame.
+    """
+
+    #: Fields that came later -> the format level that each needs where it is not left out.
+    LEVELS: ClassVar[Mapping[str, int]] = {}
+
+    def level_needed(self) -> int:
+        """See ``Operation``."""
+        if not self.LEVELS:
+            return 1
+        defaults = type(self)()
+        used = [name for name in self.LEVELS if getattr(self, name) != getattr(defaults, name)]
+        return max((self.LEVELS[name] for name in used), default=1)
 
 
 def columns_of(operation: type[Operation]) -> list[tuple[str, Any]]:

@@ -10,10 +10,10 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, Final
 
-import msgspec
+from msgspec import field
 
 from escrowmq.replication.format.internal_topics import RESERVED, is_internal, owner_of, owner_problem
-from escrowmq.replication.format.operation import Operation, OpType, Sender
+from escrowmq.replication.format.operation import MapColumn, Operation, OpType, Sender
 from escrowmq.replication.format.settings import alter_problem, setting_problem, settings_problem
 from escrowmq.replication.limits import (
     CLAIM_NAME_CHARS_MAX,
@@ -30,7 +30,12 @@ from escrowmq.replication.model import BY_NAME, NO_ID
 
 
 def id_problem(topic_id: int) -> str | None:
-    """What is wrong with a topic's id, or None. ``NO_ID``: whichever topic has the name."""
+    """What is wrong with a topic's id, or None. ``NO_ID``: whichever topic has the name.
+
+    A client must be able to say that, also in SCHEDULED, CANCEL and PRE_OFFSETS. It has heard of every topic
+    that it names, but it keeps a bounded number of ids (``TopicPlacement``), and messages may wait in it
+    until the id of their topic is among those that it has forgotten.
+    """
     return None if NO_ID <= topic_id <= NUMBER_MAX else f"a topic's id must be {NO_ID} to {NUMBER_MAX}"
 
 
@@ -132,7 +137,7 @@ BY_HOME: Final = "home:"
 TOGETHER: Final = -1
 
 
-class PrepareExtra(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True, frozen=True, gc=False):
+class PrepareExtra(MapColumn, frozen=True):
     """What most PREPAREs need little of: a map on the wire, defaults left out.
 
     ``instance``: the sending producer, which a check asks first. ``participants``: broker groups of the
@@ -149,9 +154,9 @@ class PrepareExtra(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=Tru
     """
 
     instance: str = ""
-    participants: list[int] = []
+    participants: list[int] = field(default_factory=list)
     parts: int = 0
-    home_index: list[int] = []
+    home_index: list[int] = field(default_factory=list)
     given: bool = False
     heard_ms: int = -1
     claim: tuple[str, int, int, bytes] | None = None
@@ -213,6 +218,9 @@ class Prepare(Operation, frozen=True):
     home_group: int
     attached: int
     extra: PrepareExtra
+
+    def level_needed(self) -> int:
+        return max(self.LEVEL, self.extra.level_needed())
 
     def problem(self, body_bytes: int) -> str | None:
         """See ``Operation``. What is attached is checked with it (``validation``)."""

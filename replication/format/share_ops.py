@@ -303,6 +303,8 @@ class PreLetters(Operation, frozen=True):
         if len(self.ranges) > 2 * LETTER_RANGES_MAX or max(len(self.to), len(self.by)) > NAME_CHARS_MAX:
             most = LETTER_RANGES_MAX
             return f"PRE_LETTERS has up to {most} ranges, and names of up to {NAME_CHARS_MAX} characters"
+        if self.topic_id == NO_ID:  # who read the letters knows it; a later topic has others there
+            return "PRE_LETTERS names the topic of its letters by id"
         problem = id_problem(self.topic_id) or _ranges_problem(self.KIND, self.ranges)
         return problem or owner_problem("group", self.group)
 

@@ -29,6 +29,8 @@ RaftMessage = dict[str, Any]
 NOT_OURS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 #: As wide as the file formats' signed 64 bits: a larger one could be sent but never stored.
 Index = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+#: A wall clock in ms; -1: its replica does not tell it.
+Clock = Annotated[int, msgspec.Meta(ge=-1, le=(1 << 63) - 1)]
 #: A disk id, or another short name.
 Name = Annotated[str, msgspec.Meta(max_length=64)]
 #: Far more than the replicas of a group.
@@ -55,25 +57,14 @@ class _LogStart(_Frame, tag=2):
     log_start: Index
 
 
-class _Ack(_Frame, tag=3):
+class _Ack(_Frame, tag=12):
     term: Index
     seq: Index
     next: Index
     reset: bool
     success: bool
     counts: bool  # False: the replica lost its disk and is only a learner for now
-
-
-class _AckWithClock(_Frame, tag=12):
-    """As ``_Ack``, with the sender's wall clock."""
-
-    term: Index
-    seq: Index
-    next: Index
-    reset: bool
-    success: bool
-    counts: bool
-    clock_ms: Index
+    clock_ms: Clock
 
 
 class _Ask(_Frame, tag=4):
@@ -101,23 +92,13 @@ class _Superseded(_Frame, tag=8):
 
 
 class _Marks(_Frame, tag=9):
-    """Between a leader and a learner that will become a voter: the incarnations that each knows. Only in
-    groups whose members change, so that both know this message."""
+    """Between a leader and a learner that will become a voter: the incarnations that each knows."""
 
     held: bool  # False: store these; True: these are now on the learner's disk
     marks: Annotated[list[tuple[str, Index, Name]], msgspec.Meta(max_length=MARKS_MAX)]
 
 
-class _AskMarks(_Frame, tag=10):
-    """A request for a vote and for the incarnations that the voter knows. Sent only by a candidate whose
-    group has changed its members, so that all know this message and its answer."""
-
-    term: Index
-    last_index: Index
-    last_term: Index
-
-
-class _VoteMarks(_Frame, tag=11):
+class _Vote(_Frame, tag=11):
     """A vote, and the incarnations that the voter knows."""
 
     term: Index
@@ -130,22 +111,12 @@ class _Plain(_Frame, tag=5):
 
 
 #: Messages that carry nothing but a term; their number is their position here.
-_PLAIN = ("response_vote", "pre_vote_granted", "timeout_now", "stale_term")
+_PLAIN = ("pre_vote_granted", "timeout_now", "stale_term")
 _PLAIN_NUMBER = {kind: number for number, kind in enumerate(_PLAIN)}
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(
-    _Append
-    | _LogStart
-    | _Ack
-    | _AckWithClock
-    | _Ask
-    | _Plain
-    | _Rejoin
-    | _Superseded
-    | _Marks
-    | _AskMarks
-    | _VoteMarks
+    _Append | _LogStart | _Ack | _Ask | _Plain | _Rejoin | _Superseded | _Marks | _Vote
 ).decode
 
 
@@ -172,13 +143,13 @@ def encode(message: RaftMessage) -> list[bytes]:
             )
     elif kind == "next_node_idx":
         index, reset, success = message["next_node_idx"], message["reset"], message["success"]
-        ack = message["term"], message["seq"], index, reset, success, message["counts"]
-        frame = _AckWithClock(*ack, message["clock_ms"]) if "clock_ms" in message else _Ack(*ack)
+        seq, counts, clock_ms = message["seq"], message["counts"], message["clock_ms"]
+        frame = _Ack(message["term"], seq, index, reset, success, counts, clock_ms)
     elif kind in ("request_vote", "pre_vote"):
-        asks = message["term"], message["last_log_index"], message["last_log_term"]
-        frame = _AskMarks(*asks) if "marks" in message else _Ask(kind == "pre_vote", *asks)
-    elif kind == "response_vote" and "marks" in message:
-        frame = _VoteMarks(message["term"], message["marks"])
+        index, term = message["last_log_index"], message["last_log_term"]
+        frame = _Ask(kind == "pre_vote", message["term"], index, term)
+    elif kind == "response_vote":
+        frame = _Vote(message["term"], message["marks"])
     elif kind in ("rejoin", "rejoin_answer"):
         last, marks = message.get("last_index", 0), message.get("marks", [])
         frame = _Rejoin(kind == "rejoin_answer", message["nonce"], message["term"], last, marks)
@@ -219,18 +190,18 @@ def decode(header: memoryview | bytes, bodies: memoryview) -> RaftMessage:
         return _decode_append(frame, bodies)
     if len(bodies):
         raise WireError(f"{len(bodies)} bytes follow a message that has no bodies")
-    if isinstance(frame, _Ack | _AckWithClock):
-        ack = {
+    if isinstance(frame, _Ack):
+        return {
             "type": "next_node_idx", "term": frame.term, "seq": frame.seq, "next_node_idx": frame.next,
             "reset": frame.reset, "success": frame.success, "counts": frame.counts,
+            "clock_ms": frame.clock_ms,
         }  # fmt: skip
-        return ack if isinstance(frame, _Ack) else {**ack, "clock_ms": frame.clock_ms}
-    if isinstance(frame, _Ask | _AskMarks):
-        asks = {"term": frame.term, "last_log_index": frame.last_index, "last_log_term": frame.last_term}
-        if isinstance(frame, _AskMarks):
-            return {"type": "request_vote", **asks, "marks": []}
-        return {"type": "pre_vote" if frame.pre else "request_vote", **asks}
-    if isinstance(frame, _VoteMarks):
+    if isinstance(frame, _Ask):
+        return {
+            "type": "pre_vote" if frame.pre else "request_vote", "term": frame.term,
+            "last_log_index": frame.last_index, "last_log_term": frame.last_term,
+        }  # fmt: skip
+    if isinstance(frame, _Vote):
         return {"type": "response_vote", "term": frame.term, "marks": frame.marks}
     if isinstance(frame, _LogStart):
         return {

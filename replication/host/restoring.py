@@ -225,7 +225,7 @@ class Restoring(Generic[F]):
         try:
             self._copy(min(self._patience_s, BEHIND_PATIENCE_S), lost_log=False)
         except Unavailable as error:
-            self._setup.report(f"{error}; continuing without it, so that a leader can be elected")
+            self._setup.report(f"{error.message}; continuing without it, so that a leader can be elected")
 
     def _copy(self, patience_s: float, *, lost_log: bool, mark: str = LOST) -> None:
         """Take the leader's log. If its own log is lost, this replica is a learner from then on (rejoin.py):

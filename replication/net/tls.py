@@ -24,7 +24,7 @@ from escrowmq.replication.errors import ConfigError, NotAuthorized, WireError
 _RECORD_BYTES = 16 << 10
 
 
-@by_name()
+@by_name
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
     """Paths of a replica's certificate (with its chain up to the authority), its key, and the authority."""

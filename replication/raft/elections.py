@@ -202,9 +202,6 @@ class Readiness:
 # itself or for one that the candidate cannot pass. In every group of four and more the candidate needs a
 # vote of one of these. In a group of three the candidate and the old process are enough; but then the group
 # was one of two before, and in a group of two no replica is ever replaced (``supervisor/member_steps``).
-#
-# Incarnations are requested only in groups whose members have changed: there all replicas know these
-# messages. Elsewhere a request and a vote are as they always were, for peers with older software.
 
 
 Marks = Sequence[tuple[str, int, str]]
@@ -228,34 +225,17 @@ class Votes:
         self._guard = VoteGuard()
         self._term = 0
         self._counted: dict[str, Incarnation | None] = {}  # in that term: voter -> its process
-        self._with_marks = False  # the candidate being answered has asked for the marks
 
-    # -------------------------------------------------------------- as a voter
-    def asked(self, peer: str, message: RaftMessage) -> None:
-        """A candidate wants our vote."""
-        self._with_marks = "marks" in message
-        self._core.receive(peer, message)
-
-    # -------------------------------------------------------------- both
     def going_out(self, message: RaftMessage) -> RaftMessage:
         """A request or a vote of the core's, as it is sent."""
-        if message["type"] == "request_vote":
-            return {**message, "marks": []} if self._marks_are_known() else message
-        return {**message, "marks": self._marks.all()} if self._with_marks else message
+        return message if message["type"] == "request_vote" else {**message, "marks": self._marks.all()}
 
-    def _marks_are_known(self) -> bool:
-        return self._circle.members.version > 1
-
-    # -------------------------------------------------------------- as a candidate
     def given(self, peer: str, message: RaftMessage) -> None:
         """A vote for us. Raises Superseded if it shows that we were replaced; also the disk's errors."""
         term = message["term"]
         if peer not in self._circle.voters or term != self._core.term:
             return
-        if "marks" in message:
-            self._learn(message["marks"])
-        elif self._marks_are_known():
-            return  # answers a request sent before members changed
+        self._learn(message["marks"])
         if not self._guard.admit(peer, term):
             return
         if term != self._term:

@@ -273,7 +273,7 @@ class RaftNode:
         return {
             "append_entries": self._on_append,
             "next_node_idx": self.replicator.answered,
-            "request_vote": self._votes.asked,
+            "request_vote": self._core.receive,
             "response_vote": self._votes.given,
             "timeout_now": self._core.receive,
             "pre_vote": self._prevote.asked,

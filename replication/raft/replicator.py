@@ -49,13 +49,13 @@ class GroupClock:
     ) -> None:
         """``progress``: of the present leadership."""
         self._circle, self._leads, self._progress, self._clock = circle, leads, progress, clock
-        #: This replica's wall clock in ms, to be told to leaders; None: nobody has given it one.
-        self.tell: Callable[[], int | None] = lambda: None
+        #: This replica's wall clock in ms, to be told to leaders; -1: nobody has given it one.
+        self.tell: Callable[[], int] = lambda: -1
 
     def stamped(self, message: RaftMessage) -> RaftMessage:
         """A message that goes out; an acknowledgement tells the clock."""
-        if message["type"] == "next_node_idx" and (told := self.tell()) is not None:
-            message["clock_ms"] = told
+        if message["type"] == "next_node_idx":
+            message["clock_ms"] = self.tell()
         return message
 
     def heard(self, state: PeerProgress, told_ms: int) -> None:
@@ -287,8 +287,7 @@ class Replicator:
             state.accepted(index)
         elif message["reset"] and state.refused(self._next_try(state.next, index), message["seq"], self._seq):
             self._replicate(peer, heartbeat=state.next > self._journal.first_index)
-        if "clock_ms" in message:
-            self.clocks.heard(state, message["clock_ms"])
+        self.clocks.heard(state, message["clock_ms"])
         if message["counts"]:
             if message["seq"] > state.heard_seq:
                 state.heard_seq = message["seq"]

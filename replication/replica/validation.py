@@ -36,7 +36,7 @@ def brings_new_work(ops: Sequence[Op]) -> bool:
 
 def level_needed(ops: Sequence[Op]) -> int:
     """The lowest format level of a group whose log may have these operations."""
-    return max((op.meta.LEVEL for op in ops), default=1)
+    return max((op.meta.level_needed() for op in ops), default=1)
 
 
 def parse_request(

@@ -383,6 +383,10 @@ def _open_record(fields: list[Any], fences: dict[bytes, bytes]) -> OpenTx:
 
 
 def _restore_meta(state: StateMachine, name: str, meta: dict[str, Any]) -> None:
+    # Before anything else, which a later level may have in another shape: that must not pass for damage.
+    if meta["level"] > LEVEL_MAX:
+        text = f"{name}: format level {meta['level']}; this software knows up to {LEVEL_MAX}: upgrade it"
+        raise NewerLevel(text)
     if (meta["gid"], meta["groups"]) != (state.gid, state.groups):
         raise CorruptLog(f"{name}: snapshot of group {meta['gid']} of {meta['groups']}, not of this one")
     state.now_ms, state.first_index = meta["now_ms"], meta["first_index"]
@@ -410,9 +414,6 @@ def _restore_meta(state: StateMachine, name: str, meta: dict[str, Any]) -> None:
         index, command = meta["members"]
         decode_members(command)  # refuse it here, not after the replica has started
         state.members = int(index), command
-    if meta["level"] > LEVEL_MAX:
-        text = f"{name}: format level {meta['level']}; this software knows up to {LEVEL_MAX}: upgrade it"
-        raise NewerLevel(text)
     if meta["level"] < 1 or not all(type(value) is int and value >= 0 for value in meta["settings"].values()):
         raise ValueError(f"level {meta['level']}, settings {meta['settings']}")
     state.level = meta["level"]

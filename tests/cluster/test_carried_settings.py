@@ -82,7 +82,7 @@ class Inner:
     pause_s: float = 2.0
 
 
-@by_name()
+@by_name
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Before:
     first: int = 1
@@ -90,7 +90,7 @@ class Before:
     inner: Inner = Inner()
 
 
-@by_name()
+@by_name
 @dataclass(frozen=True, slots=True, kw_only=True)
 class After:
     first: int = 1

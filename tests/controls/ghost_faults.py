@@ -170,8 +170,7 @@ def promoted_without_marks(patch: pytest.MonkeyPatch) -> None:
     tests/replication/raft/test_promotion_beside_a_ghost.py has one written by hand.
     """
     patch.setattr(MembershipChanges, "knows_the_marks", lambda self, replica: True)
-    patch.setattr(Votes, "going_out", lambda self, message: message)
-    patch.setattr(Votes, "_marks_are_known", lambda self: False)
+    patch.setattr(Votes, "going_out", lambda self, message: {**message, "marks": []})
 
 
 @plant(

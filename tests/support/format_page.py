@@ -18,7 +18,7 @@ from typing import Any, Union, get_args, get_origin
 import msgspec
 
 from escrowmq.replication.format.codec import OPERATIONS
-from escrowmq.replication.format.operation import Operation, Sender, columns_of
+from escrowmq.replication.format.operation import MapColumn, Operation, Sender, columns_of
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "log-format-operations.md"
 BEGIN = "<!-- Made from the classes by `python -m tests.support.format_page`: do not edit. -->"
@@ -99,7 +99,12 @@ def _is_map(kind: Any) -> bool:
 
 def _fields(name: str, kind: type[msgspec.Struct]) -> str:
     """The fields of a column that is a map."""
-    each = [f"`{one.name}` {in_words(one.type)} ({_default(one)})" for one in msgspec.structs.fields(kind)]
+    levels = kind.LEVELS if issubclass(kind, MapColumn) else {}
+    each = [
+        f"`{one.name}` {in_words(one.type)} ({_default(one)})"
+        + (f" from level {levels[one.name]} on" if one.name in levels else "")
+        for one in msgspec.structs.fields(kind)
+    ]
     begin = (
         f"The map `{name}` has these fields and no others; one with its default, in brackets, is left out:"
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -17,7 +18,7 @@ from escrowmq.replication.format.segment_format import log_name
 from escrowmq.replication.host import restoring
 from escrowmq.replication.host.repair import Manifest, NoPeers, copy_from_leader, offered_files
 from escrowmq.replication.host.running_replica import NOT_RUNNING
-from escrowmq.replication.log.datadir import BEHIND, WANTS_COPY
+from escrowmq.replication.log.datadir import BEHIND, WANTS_COPY, Marks
 from escrowmq.replication.log.disk import Disk
 from escrowmq.replication.log.journal import SegmentJournal
 from escrowmq.replication.log.segment import BLOCK_BYTES
@@ -182,3 +183,21 @@ def test_a_majority_that_is_only_behind_does_not_wait_for_a_leader_for_ever(trio
         (trio.path / f"r{rid}" / WANTS_COPY).write_text(BEHIND)
     trio.start(leader, first, second)
     assert texts(trio.leader(), 100) == written
+
+
+def test_a_replica_that_stops_looking_for_a_leader_does_not_say_that_it_will_look_again() -> None:
+    log, reports = sim_disk(), list[str]()
+    journal = SegmentJournal(log)
+    journal.add(command(1), 1, 1)
+    journal.sync()
+    journal.close()
+    marks = Marks(sim_disk(1))
+    marks.write(WANTS_COPY, BEHIND)
+    source = SimpleNamespace(manifest=lambda peer: None)
+    setup = cast(Any, SimpleNamespace(peers=["b"], source=source, report=reports.append))
+    started = restoring.Restoring[SegmentJournal](
+        log, marks, setup, lambda s: None, 60.0, lambda doubtful: SegmentJournal(log)
+    ).restore()
+    assert started.last_index == 1
+    (report,) = reports
+    assert report.startswith("no leader to copy the log from; continuing without it")

@@ -22,8 +22,8 @@ from escrowmq.replication.replica.replica import ahead_of, next_level
 from escrowmq.replication.replica.validation import level_needed
 from escrowmq.replication.state.snapshot import NewerLevel
 from tests.support.broker_group import BrokerGroup
-from tests.support.next_level import NEW, NEXT, OLD, REACHED, TODAY, know_the_next_level
-from tests.support.requests import message
+from tests.support.next_level import NEW, NEXT, OLD, REACHED, TODAY, know_the_next_level, raise_level
+from tests.support.requests import message, prepare
 from tests.support.single import Single
 from tests.support.waiting import wait_until
 
@@ -109,6 +109,20 @@ def test_what_needs_the_next_level_is_refused_below_it_and_done_from_it_on(tmp_p
     assert (again.state.level, again.state.settings.groups_kept) == (NEXT, 9)
     assert again.submit(CUT)[0][0] == 0
     again.close()
+
+
+def test_a_field_that_the_next_level_has_added_is_refused_below_it_and_the_operation_without_it_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ops.PrepareExtra, "LEVELS", {"on_timeout": NEXT})
+    single = Single(tmp_path)
+    single.topic()
+    later = prepare(["b"], extra=ops.PrepareExtra(on_timeout=ops.ROLLBACK))
+    assert single.submit(prepare(["a"])) == [[0]]
+    assert single.send(prepare(["c"]) + later) == [("unsupported", NEXT)]
+    raise_level(single)
+    assert single.submit(later) == [[0]]
+    single.close()
 
 
 def test_all_replicas_reach_the_level_within_a_moment(tmp_path: Path) -> None:

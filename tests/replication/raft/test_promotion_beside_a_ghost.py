@@ -119,6 +119,15 @@ def test_a_learner_votes_when_it_has_confirmed_who_was_replaced() -> None:
     assert leader.caught_up("r3") and ask(stage.members["r0"], Act.PROMOTE, "r3").calls == []
 
 
+def test_every_vote_tells_who_was_replaced() -> None:
+    """Also in a group whose members never changed."""
+    stage, votes = TwoOfOne(), list[Message]()
+    stage.route = lambda mail: mail.message["type"] != "response_vote" or not votes.append(mail.message)  # type: ignore[func-returns-value]
+    stage.elect("r0")
+    told = [{peer: Incarnation(*mark) for peer, *mark in vote["marks"]} for vote in votes]
+    assert told and all(marks["r0"] == Incarnation(0, "r0") for marks in told)
+
+
 def test_what_another_disk_of_the_learner_has_confirmed_does_not_count() -> None:
     stage = with_a_learner()
     stage.replace_r1()
@@ -129,10 +138,9 @@ def test_what_another_disk_of_the_learner_has_confirmed_does_not_count() -> None
     assert not leader.caught_up("r3")
 
 
-def votes_as_they_were(patch: pytest.MonkeyPatch) -> None:
+def votes_without_marks(patch: pytest.MonkeyPatch) -> None:
     """A vote does not say who was replaced."""
-    patch.setattr(Votes, "going_out", lambda self, message: message)
-    patch.setattr(Votes, "_marks_are_known", lambda self: False)
+    patch.setattr(Votes, "going_out", lambda self, message: {**message, "marks": []})
 
 
 @pytest.mark.parametrize("mended", [True, False])
@@ -140,7 +148,7 @@ def test_two_majorities(monkeypatch: pytest.MonkeyPatch, mended: bool) -> None:
     """The votes at r3's election would also have told it."""
     if not mended:
         monkeypatch.setattr(MembershipChanges, "knows_the_marks", lambda self, replica: True)
-        votes_as_they_were(monkeypatch)
+        votes_without_marks(monkeypatch)
     stage = with_a_learner()
     stage.replace_r1()
     stage.run(1.0)
@@ -216,7 +224,7 @@ def test_two_majorities_after_a_promotion_that_only_the_learner_heard_of(
     monkeypatch: pytest.MonkeyPatch, mended: bool, lost: bool
 ) -> None:
     if not mended:
-        votes_as_they_were(monkeypatch)
+        votes_without_marks(monkeypatch)
     stage = with_a_learner()
     promoted_unheard(stage, lost=lost)
     stage.route = only(("r1", "r2"), kinds=lambda kind: kind != "append_entries")

@@ -142,3 +142,15 @@ def test_frames_of_acknowledgements_are_small() -> None:
     )
     assert (sizes(1_001, 1 << 31) - sizes(1, 1 << 31)) / 1_000 < 10.1
     assert (sizes(1_001, 1 << 40) - sizes(1, 1 << 40)) / 1_000 < 18.1
+
+
+@pytest.mark.parametrize(("topic_id", "accepted"), [(7, True), (0, False)])
+def test_dead_letters_are_held_in_the_topic_in_which_they_were_read(topic_id: int, accepted: bool) -> None:
+    extra = ops.PrepareExtra(on_timeout=ops.ROLLBACK)
+    request = ops.prepare("a", "t", ["x"], None, 0, 0, [0], -1, 1, extra)
+    request += share_ops.pre_letters("g", 0, [0, 0], topic_id, "t", "me")
+    if accepted:
+        assert parse_request(request) == decode_ops(request)
+        return
+    with pytest.raises(InvalidMessage, match="names the topic of its letters by id"):
+        parse_request(request)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
+from msgspec import field
 
 from escrowmq.replication.errors import UnknownVersion
 from escrowmq.replication.format import ops
-from escrowmq.replication.format.codec import Op
-from escrowmq.replication.format.operation import Operation
+from escrowmq.replication.format.codec import Op, decode_ops
+from escrowmq.replication.format.operation import Operation, encode_msgpack
+from escrowmq.replication.model import TopicInfo
 from escrowmq.replication.replica.validation import level_needed
 from escrowmq.replication.state import machine, snapshot
 from escrowmq.replication.state.machine import LEVEL_MAX, StateMachine
@@ -89,6 +92,20 @@ def test_a_snapshot_keeps_its_level_and_one_of_a_newer_level_is_refused(
         restored(data)
 
 
+def test_a_newer_level_is_refused_before_what_it_may_have_changed_is_read(
+    newer: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A topic with a field that today's software does not have is no damage."""
+    log, settings = FedState(), TopicInfo.settings
+    log.add(ops.level(LEVEL_MAX + 1))
+    log.add(ops.create_topic("t", {}))
+    monkeypatch.setattr(TopicInfo, "settings", lambda self: {**settings(self), "of_tomorrow": 1})
+    data = snapshot_of(log)
+    monkeypatch.setattr(snapshot, "LEVEL_MAX", LEVEL_MAX)
+    with pytest.raises(NewerLevel, match=f"level {LEVEL_MAX + 1}; .*up to {LEVEL_MAX}: upgrade it"):
+        restored(data)
+
+
 def test_a_snapshot_with_a_setting_of_newer_software_is_refused_and_no_damage(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -115,3 +132,26 @@ def test_a_request_needs_the_highest_level_of_its_operations() -> None:
     assert level_needed([]) == level_needed([plain]) == 1
     assert level_needed([plain, later]) == level_needed([later, plain]) == 3
     assert level_needed([later, latest]) == level_needed([latest, plain, later]) == 4
+
+
+class LaterExtra(ops.PrepareExtra, frozen=True):
+    LEVELS: ClassVar[Mapping[str, int]] = {"of_tomorrow": 3, "of_next_year": 4}
+    of_tomorrow: str = ""
+    of_next_year: list[int] = field(default_factory=list)
+
+
+@pytest.mark.parametrize(
+    ("extra", "level"),
+    [
+        (LaterExtra(), 1),
+        (LaterExtra(on_timeout=ops.ROLLBACK), 1),
+        (LaterExtra(of_tomorrow="x"), 3),
+        (LaterExtra(of_tomorrow="x", of_next_year=[1]), 4),
+    ],
+)
+def test_a_field_that_came_later_needs_its_level_where_it_is_used(extra: LaterExtra, level: int) -> None:
+    used = Op(0, ops.Prepare("app", "t", ["x"], None, 0, 0, [0], -1, 0, extra), 0, 0)
+    plain = Op(0, ops.Retain(1), 0, 0)
+    assert level_needed([used]) == level_needed([plain, used]) == level
+    (todays,) = decode_ops(ops.prepare("app", "t", ["x"], None, 0, 0, [0], -1, 0))
+    assert (encode_msgpack(todays.meta) == encode_msgpack(used.meta)) is (extra == LaterExtra())

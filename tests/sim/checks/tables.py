@@ -449,7 +449,6 @@ BOUNDS: dict[str, int | Most] = {
     "Rejoin._answers": _peers,
     "Rejoin._learners": _peers,
     "Rejoin._links": _peers,
-    "Rejoin._terms": _peers,
     "Replicator._connected": _peers,
     "Replicator._progress": _peers,
     "SegmentJournal.damaged": HOLES_MAX,
