@@ -21,6 +21,7 @@ from escrowmq.actors.producer.batcher import TX_OVERHEAD
 from escrowmq.actors.producer.bulk.bulk import BLOCK_TRANSACTIONS
 from escrowmq.actors.producer.config import ProducerConfig
 from escrowmq.actors.producer.encoding.blocks import Column, PrepareBlock
+from escrowmq.actors.producer.encoding.encoder import crc32c
 from escrowmq.actors.producer.encoding.many import PIECE_BYTES, check_partition
 from escrowmq.actors.producer.encoding.table_rows import (
     NIL,
@@ -189,7 +190,7 @@ class TransactionRows:
         given: bool,
     ) -> Iterator[TableBlock]:
         """Sorts the rows by block and partition, and makes the blocks, of about a request each."""
-        digests = checksums(rows)  # before compression: see ValuePacker.pack_block
+        before = rows
         if self._pack is not None:
             rows = self._pack(rows)
             sizes = np.diff(offsets_of(rows)).astype(np.int64)
@@ -201,10 +202,12 @@ class TransactionRows:
         asked = named
         if query_ids is not None:
             asked = pc.coalesce(query_ids, tx_ids).take(taken).to_pylist()
-        listed, where = digests[order].tolist(), numbers[order].tolist()
+        sorted_rows, where = rows.take(taken), numbers[order].tolist()
+        # Digests are those of the rows before compression: see ValuePacker.pack_block.
+        digested = sorted_rows if rows is before else before.take(taken)
+        digests = list(map(crc32c, digested.to_pylist()))
         begin = 0
-        sorted_bodies = bodies(rows.take(taken), codes[order])
-        for _, of_block in groupby(sorted_bodies, lambda body: body.code >> 32):
+        for _, of_block in groupby(bodies(sorted_rows, codes[order]), lambda body: body[0] >> 32):
             content: dict[tuple[str, int], Column] = {}
             size = count = 0
             for code, _, lengths, body in of_block:
@@ -219,7 +222,7 @@ class TransactionRows:
                 0,
                 named[some],
                 asked[some],
-                listed[some],
+                digests[some],
                 content,
                 size,
                 given,

@@ -10,8 +10,7 @@ table, since it needs numpy and pyarrow.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -135,14 +134,9 @@ def _numbers(numbers: Integers) -> Any:
 # ---------------------------------------------------------------- rows
 
 
-class Body(NamedTuple):
-    """Consecutive messages of one partition. ``which``: their positions before they were sorted; ``sizes``:
-    of each in bytes; ``rows``: all of them, encoded and concatenated."""
-
-    code: int
-    which: Integers
-    sizes: list[int]
-    rows: bytes
+#: Messages with one code: it; their positions before they were sorted; the size of each in bytes; all of
+#: them, encoded and concatenated. (A plain tuple: making a named one takes 0.4 us.)
+Body = tuple[int, Integers, list[int], bytes]
 
 
 def row_parts(values: pa.Array, keys: pa.Array | None, *rest: pa.Array | pa.Scalar) -> list[Any]:
@@ -178,10 +172,11 @@ def bodies(rows: pa.Array, codes: Integers) -> Iterator[Body]:
         order = np.argsort(codes, kind="stable")
         rows, codes = rows.take(pa.array(order)), codes[order]
     offsets, data = offsets_of(rows), memoryview(rows.buffers()[2])
-    sizes = np.diff(offsets)
+    sizes: list[int] = np.diff(offsets).tolist()
     cuts = [0, *(np.flatnonzero(np.diff(codes)) + 1).tolist(), len(codes)]
-    for a, b in pairwise(cuts):
-        yield Body(int(codes[a]), order[a:b], sizes[a:b].tolist(), bytes(data[offsets[a] : offsets[b]]))
+    at = offsets[cuts].tolist()
+    for n, (code, a, b) in enumerate(zip(codes[cuts[:-1]].tolist(), cuts, cuts[1:], strict=False)):
+        yield code, order[a:b], sizes[a:b], bytes(data[at[n] : at[n + 1]])
 
 
 def checksums(column: pa.Array) -> Integers:
