@@ -165,7 +165,7 @@ class PrepareBlock:
             txs, sizes, _ = column
             kept = [i for i, tx in enumerate(txs) if tx in renumbered]
             if kept:
-                rows = single_rows(column)
+                rows = single_rows(*column[1:])
                 kept_sizes = [sizes[i] for i in kept]
                 columns[name] = ([renumbered[txs[i]] for i in kept], kept_sizes, [rows[i] for i in kept])
                 size += sum(kept_sizes)
@@ -248,9 +248,8 @@ def digest_of(encoded: Iterable[Encoded], later: Iterable[Later]) -> int:
     return digest_with(digest, later)
 
 
-def single_rows(column: Column) -> list[bytes]:
-    """The rows of a column one by one."""
-    _, sizes, rows = column
+def single_rows(sizes: Sequence[int], rows: list[bytes]) -> list[bytes]:
+    """Rows one by one, from these or from one body of all of them."""
     if len(rows) == len(sizes):
         return rows
     (body,) = rows

@@ -18,8 +18,17 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from escrowmq.actors.producer.config import ProducerConfig
+from escrowmq.actors.producer.encoding.delayed_messages import DeliveryClock
 from escrowmq.actors.producer.encoding.encoder import crc32c
-from escrowmq.actors.producer.encoding.many import Piece, RowTooLarge, Run, check_partition, piece_bytes
+from escrowmq.actors.producer.encoding.many import (
+    Delivery,
+    Piece,
+    RowTooLarge,
+    Run,
+    check_partition,
+    piece_bytes,
+    times_of_rows,
+)
 from escrowmq.replication.errors import InvalidMessage
 
 Integers = NDArray[np.int64]
@@ -302,3 +311,24 @@ def packed_column(rows: pa.Array, pack: Callable[[bytes], bytes], least: int) ->
         return pa.array(map(pack, rows.to_pylist()), pa.binary(), size=count)
     made = pa.array(map(pack, rows.take(pa.array(np.flatnonzero(long))).to_pylist()), pa.binary(), size=count)
     return pc.replace_with_mask(rows, pa.array(long), made)
+
+
+# ---------------------------------------------------------------- times
+
+
+def times_of_table(clock: DeliveryClock, table: Any, delivery: Delivery, count: int) -> list[int] | None:
+    """``times_of_rows`` for the rows of a table; a str is the name of a column."""
+    return times_of_rows(clock, Delivery(*(_cells(table, given) for given in delivery)), count)
+
+
+def _cells(table: Any, given: Any) -> Any:
+    if not isinstance(given, str):
+        return given
+    kinds = pa.types.is_timestamp, pa.types.is_integer, pa.types.is_floating, pa.types.is_null
+    column = column_of(table, given, kinds, "a timestamp with a time zone, or numbers")
+    if pa.types.is_timestamp(column.type):
+        if column.type.tz is None:
+            raise InvalidMessage(f"column {given!r} has no time zone; give it one, such as UTC")
+        ms = pa.timestamp("ms", column.type.tz)
+        column = pc.ceil_temporal(column, 1, "millisecond").cast(ms).cast(pa.int64())
+    return column.to_pylist()
