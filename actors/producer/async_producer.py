@@ -31,9 +31,8 @@ from escrowmq.actors.producer.bulk.table_calls import transactions_of_table
 from escrowmq.actors.producer.config import ProducerStatistics
 from escrowmq.actors.producer.core import ProducerCore
 from escrowmq.actors.producer.encoding.blocks import Outcome
-from escrowmq.actors.producer.encoding.delivery_columns import Delivery
 from escrowmq.actors.producer.encoding.encoder import as_messages
-from escrowmq.actors.producer.encoding.many import Headers
+from escrowmq.actors.producer.encoding.many import Delivery, Headers
 from escrowmq.actors.producer.fence_name import NAME_WAIT_S, FenceName, too_late
 from escrowmq.actors.producer.transactions.local_transaction import (
     LocalBatch,

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
 from importlib import metadata
-from typing import Any
+from typing import Any, TypeVar
 
 from escrowmq.actors.client.background import Background, Threads
 from escrowmq.actors.client.catalog import TopicCatalog
@@ -42,6 +42,8 @@ from escrowmq.actors.producer.plain.partition_stream import ROWS_MAX, PartitionS
 from escrowmq.actors.producer.plain.record_batch import RecordBatch, SendFuture
 from escrowmq.replication.errors import Closed, Overloaded
 from escrowmq.replication.format.timer_ops import owner_of
+
+T = TypeVar("T")
 
 # ------------------------------------------------------------------------------------------------------------
 # How much a producer accepts: a number of bytes at most, and only as much as is answered in time.
@@ -431,6 +433,14 @@ class ProducerCore:
             finally:
                 self._blocked -= 1
 
+    def when_room(self, size: int, attempt: Callable[[], T | None]) -> T:
+        """Repeats ``attempt``, which needs ``size`` bytes of room, until it returns something; waits for up
+        to ``buffer_wait_s``."""
+        deadline = self.clock() + self.config.buffer_wait_s
+        while not (done := attempt()):
+            self.wait_for_room(size, deadline)
+        return done
+
     def overloaded(self) -> Overloaded:
         """The error for a buffer that stays full."""
         waited, limit = self.config.buffer_wait_s, self._bound.limit
@@ -439,11 +449,7 @@ class ProducerCore:
     def reserve(self, size: int) -> None:
         """:meth:`try_reserve`, waiting up to ``buffer_wait_s``."""
         if not self.try_reserve(size):
-            deadline = self.clock() + self.config.buffer_wait_s
-            while True:
-                self.wait_for_room(size, deadline)
-                if self.try_reserve(size):
-                    return
+            self.when_room(size, partial(self.try_reserve, size))
 
     def release(self, size: int) -> None:
         """Gives reserved bytes back."""

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from datetime import datetime
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Protocol
 
 from escrowmq.actors.client.background import Background
@@ -30,9 +30,8 @@ from escrowmq.actors.producer.bulk.table_calls import transactions_of_table
 from escrowmq.actors.producer.claiming import check_name
 from escrowmq.actors.producer.config import ProducerConfig, ProducerStatistics
 from escrowmq.actors.producer.core import ProducerCore
-from escrowmq.actors.producer.encoding.delivery_columns import Delivery
 from escrowmq.actors.producer.encoding.encoder import as_messages
-from escrowmq.actors.producer.encoding.many import Headers
+from escrowmq.actors.producer.encoding.many import Delivery, Headers
 from escrowmq.actors.producer.transactions import numbered
 from escrowmq.actors.producer.transactions.local_transaction import (
     LocalBatch,
@@ -191,22 +190,13 @@ class Producer(Closing):
             return self._send_later(message, partition, row)
         future = core.send(message.topic, partition, row)
         if future is None:
-            deadline = core.clock() + self._config.buffer_wait_s
-            while future is None:
-                core.wait_for_room(len(row), deadline)
-                future = core.send(message.topic, partition, row)
+            future = core.when_room(len(row), partial(core.send, message.topic, partition, row))
         return future  # type: ignore[return-value]  # see SendFuture
 
     def _send_later(self, message: Message, partition: int | None, row: bytes) -> Future[RecordMetadata]:
-        core, topic = self._core, message.topic
-        time_ms = core.delays.time_of(message)
-        future = core.send_later(topic, partition, row, time_ms)
-        if future is None:
-            deadline = core.clock() + self._config.buffer_wait_s
-            while future is None:
-                core.wait_for_room(len(row), deadline)
-                future = core.send_later(topic, partition, row, time_ms)
-        return future  # type: ignore[return-value]  # see SendFuture
+        time_ms = self._core.delays.time_of(message)
+        attempt = partial(self._core.send_later, message.topic, partition, row, time_ms)
+        return self._core.when_room(len(row), attempt)  # type: ignore[arg-type]  # see SendFuture
 
     def cancel(self, schedule_id: str) -> bool:
         """Cancels a delayed message, of any producer.

@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 import secrets
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from escrowmq.actors.client.background import Background, Threads
@@ -69,12 +70,19 @@ class Settling:
     def nack(self, record: ConsumerRecord, delay_ms: int, reason: str, by: str) -> None:
         """The message could not be handled. Raises RecordNotHeld, LeaseLost, UnknownTopic, TooManyScheduled,
         Unavailable, DiskFull, OutcomeUnknown."""
+        with self._settling(record, LeaseLost, UnknownTopic, UnknownGroup) as batch:
+            self.nack_in(batch, record.offset, delay_ms, reason, by)
+
+    @contextmanager
+    def _settling(self, record: ConsumerRecord, *final: type[EscrowMQError]) -> Iterator[Batch]:
+        """The batch of a record, which counts as settled from now on; as open again after an error that is
+        not ``final``."""
         with self._condition:
             batch = self._held_batches.find(record)
             self._held_batches.settled(batch, record.offset)
         try:
-            self.nack_in(batch, record.offset, delay_ms, reason, by)
-        except (LeaseLost, UnknownTopic, UnknownGroup):
+            yield batch
+        except final:
             raise
         except EscrowMQError:
             with self._condition:
@@ -84,22 +92,13 @@ class Settling:
     def ack(self, record: ConsumerRecord, app: str, row: bytes) -> None:
         """The message is done, and the app is told ``row``, unless it was done before. Raises RecordNotHeld,
         UnknownTopic, Unavailable, DiskFull, OutcomeUnknown: then it may be repeated."""
-        with self._condition:
-            batch = self._held_batches.find(record)
-            self._held_batches.settled(batch, record.offset)
-        topic, partition, topic_id = batch.source
-        request = share_reply(self._group, topic, partition, app, [record.offset], [row], topic_id)
-        message = topic, partition, record.offset
-        try:
+        with self._settling(record, UnknownTopic, UnknownGroup) as batch:
+            topic, partition, topic_id = batch.source
+            request = share_reply(self._group, topic, partition, app, [record.offset], [row], topic_id)
+            message = topic, partition, record.offset
             send_settling(
                 self._router, self._group, batch.gid, request, message, self._timeout_s, self._pause
             )
-        except (UnknownTopic, UnknownGroup):
-            raise
-        except EscrowMQError:
-            with self._condition:
-                self._held_batches.reopened(batch, record.offset)
-            raise
         with self._condition:
             self._counted.acked += 1
 
@@ -119,17 +118,8 @@ class Settling:
 
     def release(self, record: ConsumerRecord) -> None:
         """Back at once, and not counted. Raises RecordNotHeld, LeaseLost, Unavailable, OutcomeUnknown."""
-        with self._condition:
-            batch = self._held_batches.find(record)
-            self._held_batches.settled(batch, record.offset)
-        try:
+        with self._settling(record, LeaseLost) as batch:
             self._call(batch, record, "share_release", self._held_batches.answered[batch.gid])
-        except LeaseLost:
-            raise
-        except EscrowMQError:
-            with self._condition:
-                self._held_batches.reopened(batch, record.offset)
-            raise
         with self._condition:
             self._counted.released += 1
 

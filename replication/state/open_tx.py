@@ -182,7 +182,22 @@ class Block:
 Entry = OpenTx | Block
 
 
-class Run(Sequence[OpenTx]):
+class OpenTxs(Sequence[OpenTx]):
+    """Some open transactions, whose records are made when somebody asks for them."""
+
+    __slots__ = ()
+
+    @overload
+    def __getitem__(self, at: int) -> OpenTx: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[OpenTx]: ...
+
+    def __getitem__(self, at: int | slice) -> OpenTx | Sequence[OpenTx]:
+        return list(self)[at]
+
+
+class Run(OpenTxs):
     """Some open transactions, in the order in which they were asked for: a whole block, or ``records``.
 
     ``tx_ids`` are the table's own strings where possible: their hashes are known.
@@ -208,15 +223,6 @@ class Run(Sequence[OpenTx]):
 
     def __iter__(self) -> Iterator[OpenTx]:
         return iter(self.records if self.block is None else self.block.records())
-
-    @overload
-    def __getitem__(self, at: int) -> OpenTx: ...
-
-    @overload
-    def __getitem__(self, at: slice) -> Sequence[OpenTx]: ...
-
-    def __getitem__(self, at: int | slice) -> OpenTx | Sequence[OpenTx]:
-        return list(self)[at]
 
 
 def records_of(entries: Iterable[tuple[str, Entry]]) -> Iterator[tuple[str, OpenTx]]:

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heappush, heapreplace
 from itertools import chain
-from typing import Any, NamedTuple, TypeAlias, overload
+from typing import Any, NamedTuple, TypeAlias
 
 from escrowmq.replication.calling.answers import Standing
 from escrowmq.replication.format.ops import BY_CLAIM, BY_HOME, BY_PRODUCER, BY_TIMEOUT, Inquire
@@ -22,7 +22,7 @@ from escrowmq.replication.format.settings import Settings
 from escrowmq.replication.model import ResultCode, TransactionState
 from escrowmq.replication.state.decided import AcrossGroups, Decided
 from escrowmq.replication.state.dedup import TwoGenerations
-from escrowmq.replication.state.open_tx import STEP, Entry, OpenTable, OpenTx, Run
+from escrowmq.replication.state.open_tx import STEP, Entry, OpenTable, OpenTx, OpenTxs, Run
 
 # ------------------------------------------------------------------------------------------------------------
 # What is kept about settled transactions: when prepared, how often checked, decided by whom, and when.
@@ -54,7 +54,7 @@ class Life(NamedTuple):
     checked_ms: int
 
 
-class Lived(Sequence[OpenTx]):
+class Lived(OpenTxs):
     """The records of one decision. Those of a block are made when somebody asks for them."""
 
     __slots__ = ("_runs",)
@@ -64,15 +64,6 @@ class Lived(Sequence[OpenTx]):
 
     def __len__(self) -> int:
         return sum(map(len, self._runs))
-
-    @overload
-    def __getitem__(self, at: int) -> OpenTx: ...
-
-    @overload
-    def __getitem__(self, at: slice) -> Sequence[OpenTx]: ...
-
-    def __getitem__(self, at: int | slice) -> OpenTx | Sequence[OpenTx]:
-        return list(self)[at]
 
     def __iter__(self) -> Iterator[OpenTx]:
         return chain.from_iterable(self._runs)

@@ -134,6 +134,18 @@ def split(data: bytes | bytearray | memoryview) -> list[bytes]:
     return [data[at : at + RECORD_BYTES] for at in range(0, len(data), RECORD_BYTES)]
 
 
+def lower_than(bound: bytes, data: bytes, low: int, high: int) -> int:
+    """How many of the sorted records in ``data`` are lower than these bytes; at least ``low``, at most
+    ``high``."""
+    while low < high:
+        middle = (low + high) // 2
+        if data[middle * RECORD_BYTES : (middle + 1) * RECORD_BYTES] < bound:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
 def at_the_earliest(records: Sequence[bytes], floor_ms: int) -> list[bytes]:
     """The records, with delivery times of at least ``floor_ms``: so nothing gets in behind the cursor."""
     floor = _TIME.pack(floor_ms)

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from escrowmq.replication.errors import CorruptLog
-from escrowmq.replication.timers.record import KEY_BYTES, RECORD_BYTES, living, split
+from escrowmq.replication.timers.record import KEY_BYTES, RECORD_BYTES, living, lower_than, split
 
 #: Greater than the rest of any record: ``key + _BEHIND`` is behind all copies of the key.
 _BEHIND = b"\xff" * (RECORD_BYTES - KEY_BYTES + 1)
@@ -53,12 +53,7 @@ class Chunk:
         high = len(data) // size
         if low < high and data[low * size : (low + 1) * size] >= bound:
             high = low  # as it was: a leader asks for what follows the same key again and again
-        while low < high:
-            middle = (low + high) // 2
-            if data[middle * size : (middle + 1) * size] < bound:
-                low = middle + 1
-            else:
-                high = middle
+        low = lower_than(bound, data, low, high)
         self._hint = (bound, low)
         return low
 

@@ -20,7 +20,14 @@ from google_crc32c import extend
 from google_crc32c import value as crc32c
 
 from escrowmq.replication.errors import CorruptLog, UnknownVersion
-from escrowmq.replication.timers.record import KEY_BYTES, RECORD_BYTES, living_count, settled, split
+from escrowmq.replication.timers.record import (
+    KEY_BYTES,
+    RECORD_BYTES,
+    living_count,
+    lower_than,
+    settled,
+    split,
+)
 from escrowmq.replication.timers.runs import behind, in_order
 
 SUFFIX: Final = ".timers"
@@ -157,15 +164,7 @@ class SealedFile:
         first_keys, _ = self._checked(block)
         begin = block * BLOCK + max(bisect_left(first_keys, bound) - 1, 0) * PAGE
         data = self._read_page(begin)
-        size = RECORD_BYTES
-        low, high = 0, len(data) // size
-        while low < high:
-            middle = (low + high) // 2
-            if data[middle * size : (middle + 1) * size] < bound:
-                low = middle + 1
-            else:
-                high = middle
-        return begin + low
+        return begin + lower_than(bound, data, 0, len(data) // RECORD_BYTES)
 
     def rows(self, begin: int, count: int) -> list[bytes]:
         """See ``Run.rows``."""

@@ -14,18 +14,25 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from escrowmq.actors.producer.config import Compression
 from escrowmq.actors.producer.encoding.encoder import crc32c
-from escrowmq.actors.producer.encoding.table_rows import NIL, length_headers
+from escrowmq.actors.producer.encoding.table_rows import (
+    NIL,
+    Integers,
+    as_binary,
+    bodies,
+    checksums,
+    joined,
+    row_parts,
+    slices,
+)
 from escrowmq.actors.producer.encoding.value_packer import ValuePacker
 from escrowmq.actors.producer.transactions.results import prepare_problem
 from escrowmq.replication.errors import (
@@ -45,13 +52,8 @@ from escrowmq.spark_integration.sink.link import CALL_S, NotOpened, SinkLink, ro
 # ------------------------------------------------------------------------------------------------------------
 # Encodes Arrow batches as rows of the log: one batch of Spark becomes encoded messages by partition.
 #
-# A message is stored as the msgpack of ``[key, value, headers, tx_id]`` (see ``format.codec``). Here it is
-# assembled from columns: length headers, bytes and constants are joined element by element in Arrow, so the
-# only Python code per message is the hash of its key. Measured with values of 200 bytes: 0.1 µs per message,
-# instead of 1 to 4 µs for one msgspec call and the Python objects that it needs.
-
-_EMPTY = pa.scalar(b"", pa.binary())
-_Integers = NDArray[np.int64]
+# Rows are joined from columns as those of ``send_table`` are (``encoding.table_rows``). Here all messages
+# have the chunk's id, and each may have headers, a topic and a partition from columns.
 
 
 class RowTooLarge(MessageTooLarge):
@@ -99,37 +101,37 @@ class RowEncoder:
         Raises InvalidMessage, MessageTooLarge, UnknownTopic.
         """
         columns = {name: batch.column(i) for i, name in enumerate(batch.schema.names)}
-        value = _bytes(columns["value"])
+        value = columns["value"]
         if value.null_count:
             raise InvalidMessage(
                 "column 'value' contains null, but a message's value must be bytes; leave out such rows, or "
                 "write coalesce(value, X'') for an empty value"
             )
-        key = _bytes(columns["key"]) if "key" in columns else pa.nulls(len(batch), pa.binary())
-        parts = [
-            length_headers(key, b"\x94"),  # an array of four
-            pc.fill_null(key, b""),
-            length_headers(value),
+        key = as_binary(columns["key"]) if "key" in columns else pa.nulls(len(batch), pa.binary())
+        parts = row_parts(
             value,
-            _headers(columns["headers"], len(batch)) if "headers" in columns else pa.scalar(NIL, pa.binary()),
+            key,
+            _headers(columns["headers"]) if "headers" in columns else pa.scalar(NIL, pa.binary()),
             pa.scalar(msgspec.msgpack.encode(self.tx_id), pa.binary()),
-        ]
+        )
         topics = self._topics(columns, len(batch))
-        for start, end in self._slices(parts, len(batch)):
-            count = end - start
-            part = [p.slice(start, count) if isinstance(p, pa.Array) else p for p in parts]
-            rows = pc.binary_join_element_wise(*part, _EMPTY)
+        for some in slices(self._sizes(parts, len(batch)), self.slice_bytes):
+            rows = joined([part[some] if isinstance(part, pa.Array) else part for part in parts])
             if self.pack is not None:
                 rows = self.pack(rows)
-            partitions = self._partitions_of(columns, key, topics, start, end)
+            partitions = self._partitions_of(columns, key[some], topics[some], some)
             self.spread += 1
-            yield list(_by_partition(rows, topics[start:end], partitions, self._names))
+            names = self._names
+            yield [
+                Rows(names[code >> 32], code & 0xFFFFFFFF, sizes, body)
+                for code, _, sizes, body in bodies(rows, (topics[some] << 32) + partitions)
+            ]
 
     @property
     def _names(self) -> list[str]:
         return list(self._counts)
 
-    def _slices(self, parts: list[pa.Array | pa.Scalar], count: int) -> Iterator[tuple[int, int]]:
+    def _sizes(self, parts: list[pa.Array | pa.Scalar], count: int) -> Integers:
         sizes = np.zeros(count, np.int64)
         for part in parts:
             if isinstance(part, pa.Array):
@@ -138,16 +140,9 @@ class RowEncoder:
                 sizes += len(part.as_py())
         if count and sizes.max() > self.message_bytes_max:
             raise RowTooLarge(int(sizes.max()), self.message_bytes_max)
-        ends = np.cumsum(sizes)
-        start = 0
-        while start < count:
-            before = int(ends[start - 1]) if start else 0
-            end = int(np.searchsorted(ends, before + self.slice_bytes, side="right"))
-            end = max(end, start + 1)
-            yield start, end
-            start = end
+        return sizes
 
-    def _topics(self, columns: dict[str, pa.Array], count: int) -> _Integers:
+    def _topics(self, columns: dict[str, pa.Array], count: int) -> Integers:
         """The topic of each message, as an index into the topics of this task."""
         if self.topic is not None:
             return np.full(count, self._topic_number(self.topic), np.int64)
@@ -166,60 +161,31 @@ class RowEncoder:
         return self._names.index(topic)
 
     def _partitions_of(
-        self, columns: dict[str, pa.Array], key: pa.Array, topics: _Integers, start: int, end: int
-    ) -> _Integers:
-        """Partitions of messages ``start`` to ``end``.
+        self, columns: dict[str, pa.Array], keys: pa.Array, topics: Integers, some: slice
+    ) -> Integers:
+        """Partitions of ``some`` messages, with these keys and topics.
 
         A message's partition is the given one, else the one that producers choose for its key, else the same
         one for all other messages of this piece.
         """
-        counts = np.array(list(self._counts.values()), np.int64)[topics[start:end]]
+        counts = np.array(list(self._counts.values()), np.int64)[topics]
         partitions = self.spread % counts
-        keys = key.slice(start, end - start)
         keyed = keys.is_valid().to_numpy(zero_copy_only=False)
         if keyed.any():
-            hashes = np.fromiter(map(crc32c, keys.drop_null().to_pylist()), np.int64)
-            partitions[keyed] = hashes % counts[keyed]
+            partitions[keyed] = checksums(keys.drop_null()) % counts[keyed]
         if "partition" in columns:
-            given = columns["partition"].slice(start, end - start)
+            given = columns["partition"][some]
             said = given.is_valid().to_numpy(zero_copy_only=False)
             numbers = pc.fill_null(given, 0).to_numpy().astype(np.int64)
             wrong = said & ((numbers < 0) | (numbers >= counts))
             if wrong.any():
                 at = int(np.argmax(wrong))
-                raise UnknownTopic(self._names[topics[start + at]], int(numbers[at]), int(counts[at]))
+                raise UnknownTopic(self._names[topics[at]], int(numbers[at]), int(counts[at]))
             partitions = np.where(said, numbers, partitions)
         return partitions
 
 
-def _by_partition(
-    rows: pa.Array, topics: _Integers, partitions: _Integers, names: list[str]
-) -> Iterator[Rows]:
-    """Split encoded rows by topic and partition; the order within each is kept."""
-    code = (topics << 32) + partitions
-    first = int(code[0])
-    if (code != first).any():
-        order = np.argsort(code, kind="stable")
-        rows, code = rows.take(pa.array(order)), code[order]
-    cuts = [0, *(np.flatnonzero(np.diff(code)) + 1).tolist(), len(code)]
-    offsets = np.frombuffer(rows.buffers()[1], np.int32)[rows.offset : rows.offset + len(rows) + 1]
-    sizes = np.diff(offsets)
-    data = memoryview(rows.buffers()[2])
-    for start, end in pairwise(cuts):
-        where = int(code[start])
-        yield Rows(
-            names[where >> 32],
-            where & 0xFFFFFFFF,
-            sizes[start:end].tolist(),
-            bytes(data[offsets[start] : offsets[end]]),
-        )
-
-
-def _bytes(column: pa.Array) -> pa.Array:
-    return column if column.type == pa.binary() else column.cast(pa.binary())
-
-
-def _headers(column: pa.Array, count: int) -> pa.Array:
+def _headers(column: pa.Array) -> pa.Array:
     """``array<struct<key, value>>`` as msgpack maps; nil for null and for an empty array.
 
     This makes Python objects for each message, which is acceptable because headers are rare and short.

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import InputPartition
 
@@ -198,28 +198,10 @@ class TaskReader:
         with collector_paused():
             yield from record_batches(part.topic, part.partition, stretches, self.format)
 
-    def stretches(
-        self,
-        info: ClusterInfo,
-        part: OffsetRange,
-        *,
-        calls: ReplicaCalls | None = None,
-        lag_patience_s: float = LAG_PATIENCE_S,
-        leader: int | None = None,
-        group: int = 0,
-        topic_id: int = NO_ID,
-    ) -> Iterator[Stretch]:
-        """All messages of ``part``; see :func:`~escrowmq.spark_integration.source.reading.stretches`."""
-        return stretches(
-            info,
-            part,
-            self._lost,
-            calls=calls,
-            lag_patience_s=lag_patience_s,
-            leader=leader,
-            group=group,
-            topic_id=topic_id,
-        )
+    def stretches(self, info: ClusterInfo, part: OffsetRange, **how: Any) -> Iterator[Stretch]:
+        """All messages of ``part``, and ``how`` they are read: see
+        :func:`~escrowmq.spark_integration.source.reading.stretches`."""
+        return stretches(info, part, self._lost, **how)
 
     def _lost(self, what: str, error: EscrowMQError) -> None:
         if self.fail_on_data_loss:

@@ -20,7 +20,6 @@ from escrowmq.actors.producer.bulk.bulk_blocks import (
     BlockUnit,
     BulkUnit,
     PlanUnit,
-    SpreadBuilder,
     SpreadUnit,
 )
 from escrowmq.actors.producer.core import ProducerCore
@@ -50,7 +49,7 @@ from escrowmq.replication.errors import (
 from escrowmq.replication.model import TransactionState
 
 #: Home topic, home group, branch groups.
-SpreadKey = tuple[str, int, tuple[int, ...]]
+BlockKey = tuple[str, int, tuple[int, ...]]
 #: Transactions of one block: bounds the time for which its answer occupies the client's thread.
 BLOCK_TRANSACTIONS = 2_000
 
@@ -122,8 +121,7 @@ class BulkRun:
 
     def __init__(self, core: ProducerCore, ms: int, *, pipelined: bool) -> None:
         self._core, self._timeout_ms, self._pipelined = core, ms, pipelined
-        self._builders: dict[tuple[int, str], BlockBuilder] = {}
-        self._spread: dict[SpreadKey, SpreadBuilder] = {}  # by home topic and groups
+        self._builders: dict[BlockKey, BlockBuilder] = {}
         self._given: set[str] = set()
         self._none_later: list[Later] = []  # made once for all transactions without delayed messages
         self._units: list[BulkUnit] = []
@@ -169,26 +167,28 @@ class BulkRun:
             every, self._none_later = together(encoded, later), []
             self._delayed[index] = by_message(messages, later)
         topic, group_of = every[0][0], core.encoder.group_of
-        gid = group_of(topic, every[0][1])
-        one_group = core.info.groups == 1 or all(group_of(m[0], m[1]) == gid for m in every)
+        groups: tuple[int, ...] = (group_of(topic, every[0][1]),)
+        if core.info.groups > 1 and len(every) > 1:
+            groups = tuple(dict.fromkeys(group_of(m[0], m[1]) for m in every))
         if size > core.config.part_bytes:
             plan = core.encoder.plan(tx_id, query_id, encoded, size, self._timeout_ms, given, later)
             self._send(PlanUnit(core, plan, index, self._give_up_s))
             return
-        if not one_group:
-            self._add_spread(tx_id, query_id, encoded, later, size, index, given=given)
-            return
-        builder = self._builders.get((gid, topic))
+        key: BlockKey = (topic, groups[0], tuple(sorted(groups[1:])) if len(groups) > 1 else ())
+        builder = self._builders.get(key)
+        if builder is not None and given and tx_id in builder.ids:
+            self._send_block(key)  # refused twice in one operation; in the next one it is recognised
+            builder = None
         if builder is None:
-            builder = self._builders[gid, topic] = BlockBuilder(gid, topic)
+            builder = self._builders[key] = BlockBuilder(groups, topic)
         if given:
-            if tx_id in builder.ids:  # refused twice in one operation; in the next one it is recognised
-                builder = self._send_block(builder)
             builder.ids.add(tx_id)
-        builder.add(tx_id, query_id, encoded, size, index, later)
+        builder.add(tx_id, query_id, encoded, size, index, group_of, later)
         count = len(builder.tx_ids)
-        if builder.size + TX_OVERHEAD * count >= core.config.full_bytes or count >= BLOCK_TRANSACTIONS:
-            self._send_block(builder)
+        # Over several groups as large as in one: each group's block is a separate call with a part of it.
+        full = builder.size + TX_OVERHEAD * count * len(groups) >= core.config.full_bytes * len(groups)
+        if full or count >= BLOCK_TRANSACTIONS:
+            self._send_block(key)
 
     def _hold(self, tx_id: str) -> None:
         """Reserves an id that the application gave: a callback must not get it twice, nor while another call
@@ -202,59 +202,14 @@ class BulkRun:
             raise TransactionRunning(tx_id, TransactionState.PREPARE.value)
         self._given.add(tx_id)
 
-    def _add_spread(
-        self,
-        tx_id: str,
-        query_id: str,
-        encoded: Sequence[Encoded],
-        later: Sequence[Later],
-        size: int,
-        index: int,
-        *,
-        given: bool,
-    ) -> None:
-        """Adds a transaction over several groups to the block of those with the same groups and home."""
-        core = self._core
-        every = together(encoded, later)
-        topic = every[0][0]
-        group_of = core.encoder.group_of
-        groups = tuple(dict.fromkeys(group_of(m[0], m[1]) for m in every))
-        key: SpreadKey = (topic, groups[0], tuple(sorted(groups[1:])))
-        builder = self._spread.get(key)
-        if builder is None:
-            builder = self._spread[key] = SpreadBuilder(groups, topic)
-        if given and tx_id in builder.ids:
-            self._send_spread(key)
-            builder = self._spread[key] = SpreadBuilder(groups, topic)
-        if given:
-            builder.ids.add(tx_id)
-        builder.add(tx_id, query_id, encoded, size, index, group_of, later)
-        count = len(builder.tx_ids)
-        # As large as in one group: each group's block is a separate call with a part of it.
-        full = core.config.full_bytes * len(groups)
-        if builder.size + TX_OVERHEAD * count * len(groups) >= full or count >= BLOCK_TRANSACTIONS:
-            self._send_spread(key)
-
-    def _send_spread(self, key: SpreadKey) -> None:
-        builder = self._spread.pop(key)
-        limit_wait_s = self._give_up_s
-        self._send(builder.unit(self._core, self._timeout_ms, self._given, limit_wait_s))
-
-    def _send_block(self, builder: BlockBuilder) -> BlockBuilder:
-        unit = builder.unit(self._core, self._timeout_ms, self._given)
-        fresh = self._builders[builder.gid, builder.home_topic] = BlockBuilder(
-            builder.gid, builder.home_topic
-        )
-        self._send(unit)
-        return fresh
+    def _send_block(self, key: BlockKey) -> None:
+        builder = self._builders.pop(key)
+        self._send(builder.unit(self._core, self._timeout_ms, self._given, self._give_up_s))
 
     def send_rest(self) -> None:
         """Sends what did not fill a block."""
-        for builder in list(self._builders.values()):
-            if builder.tx_ids:
-                self._send_block(builder)
-        for key in list(self._spread):
-            self._send_spread(key)
+        for key in list(self._builders):
+            self._send_block(key)
 
     def _send(self, unit: BlockUnit | PlanUnit | SpreadUnit) -> None:
         try:

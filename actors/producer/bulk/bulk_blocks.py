@@ -7,23 +7,23 @@ their run (bulk.py) from the router's thread.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from escrowmq.actors.client.failures import Failure
 from escrowmq.actors.producer.core import ProducerCore
 from escrowmq.actors.producer.encoding.blocks import (
-    Column,
+    Content,
     DecisionBlock,
     Encoded,
     Outcome,
     PrepareBlock,
     Problems,
+    digest_of,
 )
-from escrowmq.actors.producer.encoding.delayed_messages import Later, LaterColumns, add_later, digest_with
-from escrowmq.actors.producer.encoding.encoder import TxPlan, crc32c, digest_of
+from escrowmq.actors.producer.encoding.delayed_messages import Later
+from escrowmq.actors.producer.encoding.encoder import TxPlan
 from escrowmq.actors.producer.transactions import across_groups
-from escrowmq.actors.producer.transactions import across_groups as flows
 from escrowmq.actors.producer.transactions.results import (
     TransactionResult,
     decided,
@@ -38,44 +38,6 @@ from escrowmq.replication.errors import (
     TransactionConflict,
 )
 from escrowmq.replication.model import ResultCode, TransactionState
-
-# ------------------------------------------------------------------------------------------------------------
-# What the builders of blocks have in common: the transactions collected so far, and their messages.
-
-
-class Collected:
-    """Transactions for one block per group: their ids, and their positions in the caller's batch."""
-
-    __slots__ = ("home_topic", "ids", "indexes", "query_ids", "size", "tx_ids")
-
-    def __init__(self, home_topic: str) -> None:
-        self.home_topic = home_topic
-        self.tx_ids: list[str] = []
-        self.query_ids: list[str] = []
-        self.indexes: list[int] = []
-        self.ids: set[str] = set()  # given ids only: generated ones never repeat
-        self.size = 0
-
-    def note(self, tx_id: str, query_id: str, size: int, index: int) -> int:
-        """Adds a transaction of ``size`` bytes; returns its position in the block."""
-        i = len(self.tx_ids)
-        self.tx_ids.append(tx_id)
-        self.query_ids.append(query_id)
-        self.indexes.append(index)
-        self.size += size
-        return i
-
-
-def add_rows(columns: dict[tuple[str, int], Column], i: int, encoded: Iterable[Encoded]) -> None:
-    """Adds the messages of the transaction at position ``i`` to the columns of their partitions."""
-    for topic, partition, row in encoded:
-        column = columns.get((topic, partition))
-        if column is None:
-            column = columns[topic, partition] = ([], [], [])
-        column[0].append(i)
-        column[1].append(len(row))
-        column[2].append(row)
-
 
 COMMITTED, ROLLBACK, UNKNOWN = TransactionState.COMMITTED, TransactionState.ROLLBACK, TransactionState.UNKNOWN
 Report = Callable[["BulkUnit"], None]
@@ -136,17 +98,18 @@ class BulkUnit(ABC):
         """The condition of a rollback of ``chosen``: see DecisionBlock."""
         return [self.newest[i] for i in chosen] if self.newest and not commit else ()
 
-    def settled(self, chosen: Sequence[int], outcome: Outcome) -> None:
+    def _settled(self, chosen: Sequence[int], done: Report, outcome: Outcome) -> None:
         """Takes the answer to a decision on ``chosen``."""
         if isinstance(outcome, Failure):
             for i in chosen:
-                self._undecided(i, OutcomeUnknown(self.tx_ids[i]))
-            return
-        for n, problem in outcome.items():
-            i = chosen[n]
-            error = decided(self.tx_ids[i], {0: problem})
-            assert error is not None
-            self._undecided(i, error)
+                self.leave(i)
+        else:
+            for n, problem in outcome.items():
+                i = chosen[n]
+                error = decided(self.tx_ids[i], {0: problem})
+                assert error is not None
+                self._undecided(i, error)
+        done(self)
 
     def _undecided(self, i: int, error: EscrowMQError) -> None:
         state = TransactionState(error.recorded_state) if isinstance(error, TransactionConflict) else UNKNOWN
@@ -198,9 +161,9 @@ class BlockUnit(BulkUnit):
         ours: list[str] = []
         for i, (code, info) in problems.items():
             tx_id = self.tx_ids[i]
-            if perhaps_open and flows.may_be_open(code):
+            if perhaps_open and across_groups.may_be_open(code):
                 if tx_id in self._given:
-                    failure = flows.left_open_failure((code, info))
+                    failure = across_groups.left_open_failure((code, info))
                     self.refuse(i, unprepared(tx_id, True, failure))
                     continue
                 ours.append(tx_id)
@@ -243,12 +206,7 @@ class BlockUnit(BulkUnit):
         newest = self.newest_of(commit, chosen)
         ids = self.tx_ids if everyone else [self.tx_ids[i] for i in chosen]
         block = DecisionBlock(commit, ids, newest_index=newest)
-
-        def finished(outcome: Outcome) -> None:
-            self.settled(chosen, outcome)
-            done(self)
-
-        block.done = finished
+        block.done = partial(self._settled, chosen, done)
         self.core.enqueue(self.gid, block)
 
 
@@ -274,67 +232,13 @@ class PlanUnit(BulkUnit):
             self._plan.parts = self._plan.single = None
             done(self)
 
-        flows.prepare(self.core, self._plan, finished, self._limit_wait_s)
+        across_groups.prepare(self.core, self._plan, finished, self._limit_wait_s)
 
     def decide(self, commit: bool, chosen: Sequence[int], done: Report) -> None:
         """See BulkUnit."""
-
-        def finished(outcome: Outcome) -> None:
-            self.settled(chosen, outcome)
-            done(self)
-
         newest, index = self.newest_of(commit, chosen), self._plan.home_index
-        flows.settle(self.core, self.tx_ids[0], self._groups, commit, finished, index, newest)
-
-
-class BlockBuilder(Collected):
-    """Collects simple transactions of one group and home topic into columns."""
-
-    __slots__ = ("_columns", "_digests", "_later", "gid")
-
-    def __init__(self, gid: int, home_topic: str) -> None:
-        super().__init__(home_topic)
-        self.gid = gid
-        self._digests: list[int] = []
-        self._columns: dict[tuple[str, int], Column] = {}
-        self._later: LaterColumns = {}
-
-    def add(
-        self,
-        tx_id: str,
-        query_id: str,
-        encoded: Sequence[Encoded],
-        size: int,
-        index: int,
-        later: Sequence[Later] = (),
-    ) -> None:
-        """Adds a transaction."""
-        i = self.note(tx_id, query_id, size, index)
-        add_rows(self._columns, i, encoded)
-        single = len(encoded) == 1
-        digest = crc32c(encoded[0][2]) if single else digest_of([row for _, _, row in encoded])
-        if later:
-            add_later(self._later, i, later)
-            digest = digest_with(digest, later)
-        self._digests.append(digest)
-
-    def unit(self, core: ProducerCore, timeout_ms: int, given: set[str]) -> BlockUnit:
-        """Everything collected, as a unit."""
-        block = PrepareBlock(
-            self.home_topic,
-            -1,
-            timeout_ms,
-            0,
-            self.tx_ids,
-            self.query_ids,
-            self._digests,
-            self._columns,
-            self.size,
-            bool(self.ids),
-        )
-        block.later = self._later
-        core.encoder.pack_block(block)
-        return BlockUnit(core, self.gid, block, self.indexes, given)
+        settled = partial(self._settled, chosen, done)
+        across_groups.settle(self.core, self.tx_ids[0], self._groups, commit, settled, index, newest)
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -433,31 +337,32 @@ class SpreadUnit(BulkUnit):
 
     def decide(self, commit: bool, chosen: Sequence[int], done: Report) -> None:
         """See BulkUnit."""
-
-        def finished(outcome: Outcome) -> None:
-            self.settled(chosen, outcome)
-            done(self)
-
         known = self._home_index
         index = None if known is None else [known[i] for i in chosen]
         ids = [self.tx_ids[i] for i in chosen]
         newest = self.newest_of(commit, chosen) if index is not None else ()
-        across_groups.settle_many(self.core, ids, self._groups, commit, finished, index, newest)
+        settled = partial(self._settled, chosen, done)
+        across_groups.settle_many(self.core, ids, self._groups, commit, settled, index, newest)
 
 
 def _ignore(_: Outcome) -> None:
     """The ``done`` of rollbacks whose outcome is ignored."""
 
 
-class SpreadBuilder(Collected):
-    """Collects transactions over the same groups (home first) and with the same home topic into columns."""
+class BlockBuilder:
+    """Collects transactions over the same groups (home first) and with the same home topic, each with one
+    part in each of the groups."""
+
+    __slots__ = ("_contents", "_groups", "_home_topic", "ids", "indexes", "query_ids", "size", "tx_ids")
 
     def __init__(self, groups: Sequence[int], home_topic: str) -> None:
-        super().__init__(home_topic)
-        self.groups = groups
-        self._digests: dict[int, list[int]] = {gid: [] for gid in groups}
-        self._columns: dict[int, dict[tuple[str, int], Column]] = {gid: {} for gid in groups}
-        self._later: dict[int, LaterColumns] = {gid: {} for gid in groups}
+        self._groups, self._home_topic = groups, home_topic
+        self.tx_ids: list[str] = []
+        self.query_ids: list[str] = []
+        self.indexes: list[int] = []  # positions in the caller's batch
+        self.ids: set[str] = set()  # given ids only: generated ones never repeat
+        self.size = 0
+        self._contents = {gid: Content() for gid in groups}
 
     def add(
         self,
@@ -469,46 +374,37 @@ class SpreadBuilder(Collected):
         group_of: Callable[[str, int], int],
         later: Sequence[Later] = (),
     ) -> None:
-        """Adds a transaction; ``group_of``: see ``Encoder``."""
-        i = self.note(tx_id, query_id, size, index)
-        encoded_of: dict[int, list[Encoded]] = {gid: [] for gid in self.groups}
-        for one in encoded:
-            encoded_of[group_of(one[0], one[1])].append(one)
-        for gid, of_group in encoded_of.items():
-            add_rows(self._columns[gid], i, of_group)
-        home = self.groups[0]
-        # The digest that the home group remembers with the id covers all of its content, in all groups.
-        self._digests[home].append(digest_with(digest_of(row for _, _, row in encoded), later))
-        later_of: dict[int, list[Later]] = {}
+        """Adds a transaction of ``size`` bytes; ``group_of``: see ``Encoder``."""
+        self.tx_ids.append(tx_id)
+        self.query_ids.append(query_id)
+        self.indexes.append(index)
+        self.size += size
+        home = self._contents[self._groups[0]]
+        if len(self._groups) == 1:
+            home.add(encoded, later)
+            return
+        parts: dict[int, tuple[list[Encoded], list[Later]]] = {gid: ([], []) for gid in self._groups}
+        for message in encoded:
+            parts[group_of(message[0], message[1])][0].append(message)
         for delayed in later:
-            later_of.setdefault(group_of(delayed.topic, delayed.partition), []).append(delayed)
-        for gid, items in later_of.items():
-            add_later(self._later[gid], i, items)
-        for gid in self.groups[1:]:
-            rows = [row for _, _, row in encoded_of[gid]]
-            self._digests[gid].append(digest_with(digest_of(rows), later_of.get(gid, ())))
+            parts[group_of(delayed.topic, delayed.partition)][1].append(delayed)
+        for gid, part in parts.items():
+            self._contents[gid].add(*part)
+        # The digest that the home group remembers with the id covers all of its content, in all groups.
+        home.digests[-1] = digest_of(encoded, later)
 
-    def unit(self, core: ProducerCore, timeout_ms: int, given: set[str], limit_wait_s: float) -> SpreadUnit:
+    def unit(
+        self, core: ProducerCore, timeout_ms: int, given: set[str], limit_wait_s: float
+    ) -> BlockUnit | SpreadUnit:
         """Everything collected, as a unit."""
-        home = self.groups[0]
+        home, *others = self._groups
+        ids = self.tx_ids, self.query_ids, bool(self.ids)
         blocks: dict[int, PrepareBlock] = {}
-        for gid in self.groups:
-            columns = self._columns[gid]
-            size = sum(sum(column[1]) for column in columns.values())
-            size += sum(sum(later[1]) for later in self._later[gid].values())
-            blocks[gid] = PrepareBlock(
-                self.home_topic,
-                -1 if gid == home else home,
-                timeout_ms,
-                0,
-                self.tx_ids,
-                self.query_ids,
-                self._digests[gid],
-                columns,
-                size,
-                bool(self.ids),
-            )
-            blocks[gid].later = self._later[gid]
+        for gid, content in self._contents.items():
+            home_group = -1 if gid == home else home
+            blocks[gid] = content.block(self._home_topic, home_group, timeout_ms, 0, *ids)
             core.encoder.pack_block(blocks[gid])
-        blocks[home].participants = tuple(sorted(self.groups[1:]))
-        return SpreadUnit(core, self.groups, blocks, self.indexes, given, limit_wait_s)
+        if not others:
+            return BlockUnit(core, home, blocks[home], self.indexes, given)
+        blocks[home].participants = tuple(sorted(others))
+        return SpreadUnit(core, self._groups, blocks, self.indexes, given, limit_wait_s)

@@ -19,10 +19,9 @@ from escrowmq.actors.producer.bulk.bulk import BulkRun, carry_out, decisions_of
 from escrowmq.actors.producer.bulk.bulk_blocks import BlockUnit
 from escrowmq.actors.producer.bulk.transaction_rows import Chunk, TransactionRows
 from escrowmq.actors.producer.core import ProducerCore
-from escrowmq.actors.producer.encoding.delivery_columns import Delivery, times_of_table
 from escrowmq.actors.producer.encoding.encoder import check_id, check_query_id
-from escrowmq.actors.producer.encoding.many import check_topic
-from escrowmq.actors.producer.encoding.table_rows import Integers
+from escrowmq.actors.producer.encoding.many import Delivery, check_topic
+from escrowmq.actors.producer.encoding.table_rows import Integers, times_of_table
 from escrowmq.actors.producer.transactions.local_transaction import (
     PreparedTransaction,
     TransactionColumns,

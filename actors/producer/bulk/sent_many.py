@@ -12,18 +12,20 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from functools import partial
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, Protocol, overload
 
 from escrowmq.actors.client.router import LoopBridge
 from escrowmq.actors.producer.core import ProducerCore
-from escrowmq.actors.producer.encoding.delivery_columns import (
+from escrowmq.actors.producer.encoding.many import (
     NOT_DELAYED,
+    Columns,
     Delivery,
+    Headers,
+    Piece,
+    check_topic,
     timed,
     times_of_rows,
-    times_of_table,
 )
-from escrowmq.actors.producer.encoding.many import Columns, Headers, Piece, check_topic
 from escrowmq.actors.producer.plain.record_batch import Ending, RecordBatch, SendFuture
 from escrowmq.replication.errors import Closed, EscrowMQError, NotSupported, Overloaded
 from escrowmq.replication.model import RecordMetadata
@@ -221,11 +223,10 @@ def send_many(
     """See ``Producer.send_many``. ``given_up()``: nobody waits any more, so nothing more is handed over."""
     core.check_open()
     count = core.encoder.partitions(check_topic(topic))
-    serialize, pack = core.encoder.serialize, core.encoder.pack
-    columns = Columns(core.config, topic, count, values, keys, headers, partition, serialize, pack)
-    times = times_of_rows(core.delays, delivery, len(columns))
-    pieces = timed(columns.pieces(partial(core.gathers, topic)), times)
-    return _hand_over_all(core, topic, pieces, len(columns), given_up)
+    how = core.encoder.serialize, core.encoder.pack
+    rows = Columns(core.config, topic, count, values, keys, headers, partition, *how)
+    times = times_of_rows(core.delays, delivery, len(rows))
+    return _hand_over_all(core, topic, rows, times, given_up)
 
 
 def send_table(
@@ -240,19 +241,25 @@ def send_table(
 ) -> SentMany:
     """See ``Producer.send_table``; ``given_up`` as for ``send_many``."""
     try:
-        from escrowmq.actors.producer.encoding.table_rows import TableRows
+        from escrowmq.actors.producer.encoding.table_rows import TableRows, times_of_table
     except ImportError as error:
         raise NotSupported(f"send_table needs pyarrow and numpy; install them: {error}") from error
     core.check_open()
     count = core.encoder.partitions(check_topic(topic))
     rows = TableRows(core.config, topic, count, table, value, key, partition, core.encoder.pack_column)
     times = times_of_table(core.delays, table, delivery, len(rows))
-    pieces = timed(rows.pieces(partial(core.gathers, topic)), times)
-    return _hand_over_all(core, topic, pieces, len(rows), given_up)
+    return _hand_over_all(core, topic, rows, times, given_up)
+
+
+class _Rows(Protocol):
+    """The checked rows of a call: ``Columns`` of lists, or ``TableRows``."""
+
+    def __len__(self) -> int: ...
+    def pieces(self, gathers: Callable[[], int]) -> Iterator[Piece]: ...
 
 
 def _hand_over_all(
-    core: ProducerCore, topic: str, pieces: Iterable[Piece], total: int, given_up: Callable[[], bool]
+    core: ProducerCore, topic: str, rows: _Rows, times: Sequence[int] | None, given_up: Callable[[], bool]
 ) -> SentMany:
     """Hands all pieces over, waiting for room before each for up to ``buffer_wait_s``.
 
@@ -260,29 +267,19 @@ def _hand_over_all(
     rows that were not handed over have that error.
     """
     sent = SentMany()
-    for piece in pieces:
+    for piece in timed(rows.pieces(partial(core.gathers, topic)), times):
         if given_up():
             break
+        size = sum(run.size for run in piece)
         try:
-            parcels = _hand_over(core, topic, piece)
+            parcels = core.when_room(size, partial(core.hand_over, topic, piece, size))
         except (Overloaded, Closed) as error:
             if not len(sent):
                 raise
             rest = RecordBatch(topic, 0)
-            rest.end(Ending(rest, 0, total - len(sent)).failed(error.with_traceback(None)))
-            sent.add(rest, range(len(sent), total))
+            rest.end(Ending(rest, 0, len(rows) - len(sent)).failed(error.with_traceback(None)))
+            sent.add(rest, range(len(sent), len(rows)))
             break
         for parcel, run in zip(parcels, piece, strict=True):
             sent.add(parcel, run.numbers)
     return sent
-
-
-def _hand_over(core: ProducerCore, topic: str, piece: Piece) -> list[RecordBatch]:
-    size = sum(run.size for run in piece)
-    parcels = core.hand_over(topic, piece, size)
-    if parcels is None:
-        deadline = core.clock() + core.config.buffer_wait_s
-        while parcels is None:
-            core.wait_for_room(size, deadline)
-            parcels = core.hand_over(topic, piece, size)
-    return parcels

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from escrowmq.actors.producer.core import ProducerCore
-from escrowmq.actors.producer.encoding.delivery_columns import Delivery
+from escrowmq.actors.producer.encoding.many import Delivery
 from escrowmq.actors.producer.transactions.local_transaction import TransactionColumns, check_callable
 from escrowmq.replication.errors import NotSupported
 

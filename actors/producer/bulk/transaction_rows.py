@@ -9,7 +9,7 @@ occurs twice) are only marked here: their caller treats them one by one. Needs n
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import islice, pairwise
+from itertools import groupby, islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,18 +28,22 @@ from escrowmq.actors.producer.encoding.table_rows import (
     TEXT,
     Integers,
     as_binary,
+    bodies,
+    checksums,
     column_of,
+    joined,
     length_headers,
     offsets_of,
     plain,
+    row_parts,
     row_sizes,
+    slices,
 )
 from escrowmq.actors.producer.transactions.local_transaction import TransactionColumns
 from escrowmq.replication.errors import InvalidMessage
 from escrowmq.replication.limits import NAME_CHARS_MAX
 
 Marks = NDArray[np.bool_]
-_EMPTY = pa.scalar(b"", pa.binary())
 #: The columns of a table; all but the first may be absent.
 PARTS = ("value", "key", "tx_id", "query_id")
 
@@ -119,13 +123,8 @@ class TransactionRows:
             values = columns["value"]
             sizes = _sizes(values, columns.get("key"), columns.get("tx_id"))
             large = sizes > limit
-            ends = np.cumsum(np.minimum(sizes, limit) + TX_OVERHEAD)
-            done = 0
-            while done < len(values):
-                before = int(ends[done - 1]) if done else 0
-                end = max(done + 1, int(np.searchsorted(ends, before + bytes_max, side="right")))
-                yield self._chunk(columns, start + done, slice(done, end), large[done:end])
-                done = end
+            for some in slices(np.minimum(sizes, limit) + TX_OVERHEAD, bytes_max):
+                yield self._chunk(columns, start + some.start, some, large[some])
             start += len(values)
 
     def size_of(self, chunk: Chunk, at: int) -> int:
@@ -160,7 +159,8 @@ class TransactionRows:
         if not len(numbers):
             return
         tx_ids = _with_ids(tx_ids, len(values), ids)
-        rows = _encoded(values, keys, tx_ids)
+        encoded_ids = as_binary(tx_ids)
+        rows = joined(row_parts(values, keys, length_headers(encoded_ids, NIL, text=True), encoded_ids))
         sizes: Integers = np.diff(offsets_of(rows)).astype(np.int64)
         fits = sizes <= self._config.message_bytes_max
         if not fits.all():
@@ -177,9 +177,7 @@ class TransactionRows:
         if self._partition is not None:
             return np.full(len(tx_ids), self._partition, np.int64)
         hashed = as_binary(tx_ids) if keys is None else pc.coalesce(as_binary(keys), as_binary(tx_ids))
-        partitions: Integers = np.fromiter(map(crc32c, hashed.to_pylist()), np.int64, len(tx_ids))
-        partitions %= self._count
-        return partitions
+        return checksums(hashed) % self._count
 
     def _cut(
         self,
@@ -197,46 +195,40 @@ class TransactionRows:
             rows = self._pack(rows)
             sizes = np.diff(offsets_of(rows)).astype(np.int64)
         groups = self._groups_of(partitions)
-        blocks = self._blocks_of(sizes, groups)
-        order = np.lexsort((partitions, blocks))
+        codes = (self._blocks_of(sizes, groups) << 32) + partitions
+        order = np.argsort(codes, kind="stable")
         taken = pa.array(order)
-        sorted_rows = rows.take(taken)
-        # Digests are those of the rows before compression: see ValuePacker.pack_block.
-        digested = sorted_rows if rows is before else before.take(taken)
-        digests = list(map(crc32c, digested.to_pylist()))
-        rows, sizes, blocks, partitions = sorted_rows, sizes[order], blocks[order], partitions[order]
-        groups = groups[order]
         named: list[str] = tx_ids.take(taken).to_pylist()
         asked = named
         if query_ids is not None:
             asked = pc.coalesce(query_ids, tx_ids).take(taken).to_pylist()
-        listed, where = sizes.tolist(), numbers[order].tolist()
-        offsets, data = offsets_of(rows), memoryview(rows.buffers()[2])
-        ends = [*(np.flatnonzero(np.diff(blocks)) + 1).tolist(), len(blocks)]
-        changes = (np.flatnonzero((np.diff(partitions) != 0) | (np.diff(blocks) != 0)) + 1).tolist()
-        changes = [0, *changes, len(blocks)]
+        sorted_rows, where = rows.take(taken), numbers[order].tolist()
+        # Digests are those of the rows before compression: see ValuePacker.pack_block.
+        digested = sorted_rows if rows is before else before.take(taken)
+        digests = list(map(crc32c, digested.to_pylist()))
         begin = 0
-        content: dict[tuple[str, int], Column] = {}
-        for a, b in pairwise(changes):
-            body = bytes(data[offsets[a] : offsets[b]])
-            content[self._topic, int(partitions[a])] = list(range(a - begin, b - begin)), listed[a:b], [body]
-            if b != ends[0]:
-                continue
+        for _, of_block in groupby(bodies(sorted_rows, codes[order]), lambda body: body[0] >> 32):
+            content: dict[tuple[str, int], Column] = {}
+            size = count = 0
+            for code, _, lengths, body in of_block:
+                txs = list(range(count, count + len(lengths)))
+                content[self._topic, code & 0xFFFFFFFF] = txs, lengths, [body]
+                count, size = count + len(lengths), size + len(body)
+            some = slice(begin, begin + count)
             block = PrepareBlock(
                 self._topic,
                 -1,
                 self._timeout_ms,
                 0,
-                named[begin:b],
-                asked[begin:b],
-                digests[begin:b],
+                named[some],
+                asked[some],
+                digests[some],
                 content,
-                int(offsets[b] - offsets[begin]),
+                size,
                 given,
             )
-            yield TableBlock(int(groups[a]), block, where[begin:b])
-            begin, content = b, {}
-            del ends[0]
+            yield TableBlock(int(groups[order[begin]]), block, where[some])
+            begin += count
 
     def _groups_of(self, partitions: Integers) -> Integers:
         """The broker group of each row."""
@@ -267,19 +259,6 @@ def _sizes(values: pa.Array, keys: pa.Array | None, tx_ids: pa.Array | None) -> 
         steps = (lengths >= 0) * 1 + (lengths >= 1 << 5) + (lengths >= 1 << 8)  # of the header; nil: 1 byte
         sizes = sizes + np.where(lengths < 0, 0, lengths + steps - 1)
     return sizes
-
-
-def _encoded(values: pa.Array, keys: pa.Array | None, tx_ids: pa.Array) -> pa.Array:
-    """The rows as messages are stored. ``tx_ids``: text."""
-    if keys is None:
-        head: list[Any] = [pa.scalar(b"\x94" + NIL, pa.binary())]
-    else:
-        keys = as_binary(keys)
-        head = [length_headers(keys, b"\x94"), pc.fill_null(keys, b"")]
-    values, ids = as_binary(values), as_binary(tx_ids)
-    return pc.binary_join_element_wise(
-        *head, length_headers(values), values, length_headers(ids, NIL, text=True), ids, _EMPTY
-    )
 
 
 def _with_ids(tx_ids: pa.Array | None, count: int, ids: Iterator[str]) -> pa.Array:

@@ -2,6 +2,6 @@
 
 ``encoder`` is one message's way, ``many`` that of lists, ``table_rows`` that of Arrow's columns (imported
 only where there is a table). ``blocks`` is what they become: transactions as columns; ``block_answers`` is
-what brokers answer to them. ``value_packer`` compresses. ``delayed_messages`` and ``delivery_columns`` say
+what brokers answer to them. ``value_packer`` compresses. ``delayed_messages`` says
 when a message can be read. May import ``producer.config``, and nothing else of ``producer``.
 """

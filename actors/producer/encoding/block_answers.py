@@ -6,13 +6,12 @@ one transaction must never become the answer of its neighbours.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from escrowmq.actors.client.failures import Failure, FailureKind
 from escrowmq.actors.producer.encoding.blocks import (
-    Block,
     DecisionBlock,
     InquireBlock,
     Outcome,
@@ -22,6 +21,7 @@ from escrowmq.actors.producer.encoding.blocks import (
 from escrowmq.replication.calling.answers import Standing
 from escrowmq.replication.model import ResultCode, TransactionState
 
+B = TypeVar("B", DecisionBlock, PrepareBlock)
 #: How often a commit that was left out beside another decision is sent again.
 COMMITS_AGAIN = 3
 _ALL_DONE = (ResultCode.OK, ResultCode.DUPLICATE)
@@ -71,36 +71,25 @@ def problems_of(result: Sequence[Any], count: int) -> Problems:
     return dict.fromkeys(range(count), (code, info))
 
 
-def finish_blocks(blocks: Iterable[Block], problems: Problems) -> None:
-    """Gives every block of one operation its own part of the answer."""
-    if not problems:
-        for block in blocks:
-            block.done({})
-        return
+def _own_parts(blocks: Iterable[B], problems: Problems) -> Iterator[tuple[B, Problems]]:
+    """Every block of one operation with its own part of the answer."""
     start = 0
     for block in blocks:
         end = start + len(block.tx_ids)
-        block.done({i - start: problems[i] for i in range(start, end) if i in problems})
+        yield block, {i - start: problems[i] for i in range(start, end) if i in problems} if problems else {}
         start = end
 
 
 def finish_decided(blocks: Sequence[DecisionBlock], problems: Problems) -> list[DecisionBlock]:
-    """As ``finish_blocks``; returns what must be committed again.
+    """Gives every block of one operation its own part of the answer; returns what must be committed again.
 
     Beside another decision on its transaction in one entry a commit is left out. If that one was a rollback
     by another instance with the same id, its condition was not met: the transaction is still open, and only
     this commit can give its caller an answer before the check.
     """
-    if not problems:
-        finish_blocks(blocks, problems)
-        return []
     again: list[DecisionBlock] = []
-    start = 0
-    for block in blocks:
-        end = start + len(block.tx_ids)
-        own = {i - start: problems[i] for i in range(start, end) if i in problems}
+    for block, own in _own_parts(blocks, problems):
         left_out = [i for i, (code, _) in own.items() if code == ResultCode.RETRY]
-        start = end
         if not left_out or not block.commit or block.home_group >= 0 or block.again >= COMMITS_AGAIN:
             block.done(own)
             continue
@@ -123,8 +112,8 @@ def _committed_again(block: DecisionBlock, own: Problems, left_out: Sequence[int
 def finish_prepared(
     blocks: Sequence[PrepareBlock], result: Sequence[Any], heard_ms: int, repeated: bool = False
 ) -> list[PrepareBlock]:
-    """As ``finish_blocks``, from the whole answer; returns what must be prepared again, with the time heard
-    since then.
+    """Gives every block its own part of the whole answer; returns what must be prepared again, with the time
+    heard since then.
 
     A PREPARE that was refused as stale opened nothing, and its client has not run the local transaction,
     because it was told of no success: so it may be sent again. For a branch this is not certain: home has
@@ -143,21 +132,14 @@ def finish_prepared(
             block.opened_at = indexes[at : at + len(block.tx_ids)]
             block.newest_at = [newest] * len(block.opened_at)
             at += len(block.tx_ids)
-    if not any(code == ResultCode.STALE for code, _ in problems.values()):
-        finish_blocks(blocks, problems)
-        return []
     again: list[PrepareBlock] = []
-    start = 0
-    for block in blocks:
-        end = start + len(block.tx_ids)
-        own = {i - start: problems[i] for i in range(start, end) if i in problems}
+    for block, own in _own_parts(blocks, problems):
         stale = [i for i, (code, _) in own.items() if code == ResultCode.STALE]
         if stale and block.home_group < 0 and not repeated:
             again += _divide(block, {i: own[i] for i in own if i not in stale}, [stale])
         else:
             own.update((i, (ResultCode.STALE, heard_ms)) for i in stale)
             block.done(own)
-        start = end
     return again
 
 

@@ -6,14 +6,19 @@ since a call costs a hundred times what a transaction costs. block_answers.py ta
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
 from typing import Any
+
+import google_crc32c
 
 from escrowmq.actors.client.failures import Failure
 from escrowmq.actors.producer.encoding.delayed_messages import (
     NONE_LATER,
+    Later,
     LaterColumns,
+    add_later,
+    digest_with,
     encode_later,
     merge_later,
     select_later,
@@ -35,6 +40,7 @@ NO_NUMBER: tuple[int, bytes] = (UNNUMBERED, b"")
 
 #: Operations with more ids than this are split (brokers accept 20,000; a request has room for far fewer).
 IDS_PER_OPERATION = 5_000
+_extend: Callable[[int, bytes], int] = google_crc32c.extend
 
 
 class PrepareBlock:
@@ -65,6 +71,7 @@ class PrepareBlock:
         content: dict[tuple[str, int], Column] | Encoded,
         size: int,
         given: bool = False,
+        later: LaterColumns = NONE_LATER,
     ) -> None:
         self.home_topic, self.home_group = home_topic, home_group
         self.timeout_ms, self.part = timeout_ms, part
@@ -76,7 +83,7 @@ class PrepareBlock:
         else:
             self._columns = content  # type: ignore[assignment]
         #: The delayed ones of its messages; the others are in ``columns``.
-        self.later = NONE_LATER
+        self.later = later
         self.size = size
         self.given = given
         self.alone = False
@@ -158,7 +165,7 @@ class PrepareBlock:
             txs, sizes, _ = column
             kept = [i for i, tx in enumerate(txs) if tx in renumbered]
             if kept:
-                rows = single_rows(column)
+                rows = single_rows(*column[1:])
                 kept_sizes = [sizes[i] for i in kept]
                 columns[name] = ([renumbered[txs[i]] for i in kept], kept_sizes, [rows[i] for i in kept])
                 size += sum(kept_sizes)
@@ -174,8 +181,8 @@ class PrepareBlock:
             columns,
             size + later_size,
             self.given,
+            later,
         )
-        block.later = later
         block.deadline, block.heard_ms = self.deadline, self.heard_ms
         block.perhaps_open, block.numbered = self.perhaps_open, self.numbered
         block.stale_ms = self.stale_ms
@@ -186,9 +193,63 @@ class PrepareBlock:
         return block
 
 
-def single_rows(column: Column) -> list[bytes]:
-    """The rows of a column one by one."""
-    _, sizes, rows = column
+class Content:
+    """The messages of some transactions in one broker group, as columns, and each transaction's digest."""
+
+    __slots__ = ("columns", "digests", "later", "size")
+
+    def __init__(self) -> None:
+        self.columns: dict[tuple[str, int], Column] = {}
+        self.later = NONE_LATER
+        self.digests: list[int] = []
+        self.size = 0
+
+    def add(self, encoded: Iterable[Encoded], later: Sequence[Later] = ()) -> None:
+        """Adds the messages of the next transaction."""
+        i, digest, size = len(self.digests), 0, 0
+        for topic, partition, row in encoded:
+            column = self.columns.get((topic, partition))
+            if column is None:
+                column = self.columns[topic, partition] = ([], [], [])
+            column[0].append(i)
+            column[1].append(len(row))
+            column[2].append(row)
+            digest = _extend(digest, row)
+            size += len(row)
+        if later:
+            self.later = self.later or {}
+            size += add_later(self.later, i, later)
+            digest = digest_with(digest, later)
+        self.digests.append(digest)
+        self.size += size
+
+    def block(
+        self,
+        home_topic: str,
+        home_group: int,
+        timeout_ms: int,
+        part: int,
+        tx_ids: Sequence[str],
+        query_ids: Sequence[str],
+        given: bool,
+    ) -> PrepareBlock:
+        """All of it as a block."""
+        ids = tx_ids, query_ids, self.digests
+        return PrepareBlock(
+            home_topic, home_group, timeout_ms, part, *ids, self.columns, self.size, given, self.later
+        )
+
+
+def digest_of(encoded: Iterable[Encoded], later: Iterable[Later]) -> int:
+    """A transaction's digest: CRC32C over its rows, and over the times of those that are delayed."""
+    digest = 0
+    for _, _, row in encoded:
+        digest = _extend(digest, row)
+    return digest_with(digest, later)
+
+
+def single_rows(sizes: Sequence[int], rows: list[bytes]) -> list[bytes]:
+    """Rows one by one, from these or from one body of all of them."""
     if len(rows) == len(sizes):
         return rows
     (body,) = rows

@@ -14,14 +14,8 @@ from typing import Any
 import google_crc32c
 
 from escrowmq.actors.producer.config import ProducerConfig
-from escrowmq.actors.producer.encoding.blocks import Column, Encoded, PrepareBlock
-from escrowmq.actors.producer.encoding.delayed_messages import (
-    Later,
-    add_later,
-    digest_with,
-    takes_none,
-    together,
-)
+from escrowmq.actors.producer.encoding.blocks import Content, Encoded, PrepareBlock, digest_of
+from escrowmq.actors.producer.encoding.delayed_messages import Later, takes_none, together
 from escrowmq.replication.errors import InvalidMessage, MessageTooLarge, UnknownTopic
 from escrowmq.replication.format.codec import encode_fields, encode_row
 from escrowmq.replication.format.internal_topics import is_internal
@@ -30,7 +24,6 @@ from escrowmq.replication.limits import NAME_CHARS_MAX, has_control_characters
 from escrowmq.replication.model import Message
 
 crc32c: Callable[[bytes], int] = google_crc32c.value
-_extend: Callable[[int, bytes], int] = google_crc32c.extend
 #: What encoding may raise, for headers that were changed after they were checked and for lone surrogates.
 CANNOT_ENCODE = (UnicodeEncodeError, TypeError, ValueError, OverflowError)
 
@@ -203,19 +196,17 @@ class Encoder:
         for item in together(encoded, later):
             by_group.setdefault(self.group_of(item[0], item[1]), []).append(item)
         groups = tuple(by_group)
-        header = (home_topic, timeout_ms, tx_id, query_id, given_id)
         parts: dict[int, list[PrepareBlock]] = {}
-        make = _block_with_later if later else _block
         for gid, items in by_group.items():
             home_group = -1 if gid == groups[0] else groups[0]
             parts[gid] = [
-                make(header, home_group, number, part)
-                for number, part in enumerate(_split(items, self._config.part_bytes))
+                part.block(home_topic, home_group, timeout_ms, number, (tx_id,), (query_id,), given_id)
+                for number, part in enumerate(_parts(items, self._config.part_bytes, bool(later)))
             ]
         first = parts[groups[0]]
         announce(parts, groups)
         # The digest that the home group remembers with the id covers all of its content, in all groups.
-        first[0].digests = (digest_with(digest_of(row for _, _, row in encoded), later),)
+        first[0].digests = (digest_of(encoded, later),)
         for blocks in parts.values():
             for block in blocks:  # last: parts and digests must not depend on what compression makes of them
                 self.pack_block(block)
@@ -310,52 +301,24 @@ def _not_encoded(topic: str, error: Exception) -> InvalidMessage:
     return InvalidMessage(f"message to {topic!r} cannot be encoded: {error}")
 
 
-def _split(items: Sequence[Encoded | Later], part_bytes: int) -> Iterable[Sequence[Encoded | Later]]:
-    """Runs of messages of at most ``part_bytes`` (or a single message); nearly always just one run."""
+def _parts(items: Sequence[Encoded | Later], part_bytes: int, some_later: bool) -> Iterable[Content]:
+    """Runs of messages of at most ``part_bytes`` (or a single message); nearly always just one run.
+    ``some_later``: they may be delayed."""
     start = size = 0
     for at, item in enumerate(items):
         row = item[2]
         if size and size + len(row) > part_bytes:
-            yield items[start:at]
+            yield _part(items[start:at], some_later)
             start, size = at, 0
         size += len(row) + FRAME.size
-    yield items[start:]
+    yield _part(items[start:] if start else items, some_later)
 
 
-def digest_of(rows: Iterable[bytes]) -> int:
-    """CRC32C over the rows, concatenated."""
-    digest = 0
-    for row in rows:
-        digest = _extend(digest, row)
-    return digest
-
-
-def _block_with_later(
-    header: tuple[str, int, str, str, bool], home_group: int, number: int, items: Sequence[Encoded | Later]
-) -> PrepareBlock:
-    later = [item for item in items if isinstance(item, Later)]
-    block = _block(header, home_group, number, [item for item in items if not isinstance(item, Later)])
-    block.later = {}
-    block.size += add_later(block.later, 0, later)
-    block.digests = (digest_with(block.digests[0], later),)
-    return block
-
-
-def _block(
-    header: tuple[str, int, str, str, bool], home_group: int, number: int, items: Sequence[Any]
-) -> PrepareBlock:
-    home_topic, timeout_ms, tx_id, query_id, given = header
-    columns: dict[tuple[str, int], Column] = {}
-    size = 0
-    for topic, partition, row in items:
-        column = columns.get((topic, partition))
-        if column is None:
-            column = columns[topic, partition] = ([], [], [])
-        column[0].append(0)
-        column[1].append(len(row))
-        column[2].append(row)
-        size += len(row)
-    digest = digest_of(item[2] for item in items)
-    return PrepareBlock(
-        home_topic, home_group, timeout_ms, number, (tx_id,), (query_id,), (digest,), columns, size, given
-    )
+def _part(items: Sequence[Any], some_later: bool) -> Content:
+    part = Content()
+    if some_later:
+        later = [one for one in items if isinstance(one, Later)]
+        part.add([one for one in items if not isinstance(one, Later)], later)
+    else:
+        part.add(items)
+    return part

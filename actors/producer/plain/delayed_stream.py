@@ -8,10 +8,10 @@ cancelled.
 
 from __future__ import annotations
 
-from itertools import accumulate
 from typing import Any, ClassVar
 
 from escrowmq.actors.client.cancelling import ScheduleId
+from escrowmq.actors.producer.encoding.blocks import single_rows
 from escrowmq.actors.producer.plain.partition_stream import Batch, PartitionStream
 from escrowmq.actors.producer.plain.record_batch import Ending, RecordBatch
 from escrowmq.replication.delivery_times import AT_ONCE, effective_time
@@ -35,10 +35,8 @@ class DelayedBatch(RecordBatch):
 
     def fill(self, rows: list[bytes], sizes: list[int] | None, size: int, times: list[int]) -> None:
         """All of its messages, from a run."""
-        if sizes is not None:
-            (body,) = rows
-            rows = [body[end - size : end] for size, end in zip(sizes, accumulate(sizes), strict=True)]
-        self.rows, self.size, self.times = rows, size, times
+        self.rows = rows if sizes is None else single_rows(sizes, rows)
+        self.size, self.times = size, times
 
 
 class DelayedEnding(Ending):
@@ -138,16 +136,10 @@ class DelayedStream(PartitionStream):
         self._next_ordinal += batch.count
         return batch
 
-    def _succeed(self, batch: Batch, base: int, timestamp: int) -> None:
-        self._heard(timestamp)
-        done = 0
-        for parcel, start, end in batch.parts:
-            times = self._times[done : done + end - start]
-            ending = DelayedEnding(parcel, start, end)
-            parcel.end(
-                ending.waits(timestamp, times, self._owner, self._first_ordinal + done, self._cluster_id)
-            )
-            done += end - start
-        self._counted.messages += batch.count
-        self._counted.message_bytes += batch.size
-        self._released(batch.size)
+    def _stored(
+        self, parcel: RecordBatch, start: int, end: int, done: int, base: int, timestamp: int
+    ) -> Ending:
+        """See ``PartitionStream``."""
+        times = self._times[done : done + end - start]
+        ending = DelayedEnding(parcel, start, end)
+        return ending.waits(timestamp, times, self._owner, self._first_ordinal + done, self._cluster_id)

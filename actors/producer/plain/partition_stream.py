@@ -308,12 +308,19 @@ class PartitionStream:
 
     def _succeed(self, batch: Batch, base: int, timestamp: int) -> None:
         self._heard(timestamp)
+        done = 0
         for parcel, start, end in batch.parts:
-            parcel.end(Ending(parcel, start, end).stored(base, timestamp))
-            base += end - start
+            parcel.end(self._stored(parcel, start, end, done, base, timestamp))
+            done += end - start
         self._counted.messages += batch.count
         self._counted.message_bytes += batch.size
         self._released(batch.size)
+
+    def _stored(
+        self, parcel: RecordBatch, start: int, end: int, done: int, base: int, timestamp: int
+    ) -> Ending:
+        """Of a parcel's messages that follow ``done`` others of a batch, which was stored at ``base``."""
+        return Ending(parcel, start, end).stored(base + done, timestamp)
 
     def _fail(self, batch: Batch, error: EscrowMQError) -> None:
         for parcel, start, end in batch.parts:
