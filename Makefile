@@ -15,8 +15,9 @@ STAMP := .venv/.installed
 # The distribution's own interpreter is tried first: it is built with profile-guided optimisation, and the tests take
 # a quarter less processor time than with one that was compiled without it (as pyenv does). The versions were pinned
 # under Python 3.11. The probe rejects shims (as of pyenv) that lead to no real interpreter.
-PYTHON ?= $(shell for p in /usr/bin/python3.11 python3.11 /usr/bin/python3.12 python3.12 python3; do \
-	"$$p" -c 'import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 13))' 2>/dev/null \
+PYTHON ?= $(shell for p in /usr/bin/python3.11 python3.11 /usr/bin/python3.12 python3.12 \
+	/usr/bin/python3.13 python3.13 python3; do \
+	"$$p" -c 'import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' 2>/dev/null \
 	&& echo "$$p" && break; done)
 
 SEEDS ?= 200
@@ -147,7 +148,7 @@ load: $(STAMP) ## measure overload, a million open transactions, parked polls, d
 # --no-build-isolation: the build tools of this package (and of pyspark, a source distribution) are pinned too.
 # --no-compile: half a minute of processor time for modules most of which nobody imports.
 $(STAMP): pyproject.toml constraints.txt
-	@test -n "$(PYTHON)" || { echo "No Python 3.11 or 3.12 with venv found: install one, or run make PYTHON=/path/to/python"; exit 1; }
+	@test -n "$(PYTHON)" || { echo "No Python 3.11, 3.12 or 3.13 with venv found: install one, or run make PYTHON=/path/to/python"; exit 1; }
 	test -x $(BIN)/python || "$(PYTHON)" -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt pip setuptools wheel
 	@# Each editable install warns that it is one.

@@ -113,7 +113,7 @@ def test_what_is_pinned_accepts_the_oldest_python_that_is_promised() -> None:
     assert oldest == "3.11.0"
     refusing = {}
     for each in metadata.distributions():
-        python = each.metadata["Requires-Python"]
+        python = each.metadata.get("Requires-Python")
         if _normal(each.name) in pins and python is not None and oldest not in SpecifierSet(python):
             refusing[each.name] = python
     assert refusing == {}
