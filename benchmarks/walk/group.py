@@ -22,7 +22,7 @@ import escrowmq
 from escrowmq.actors.broker.broker_calls import BrokerCalls
 from escrowmq.actors.broker.config import BrokerConfig
 from escrowmq.actors.broker.parts import Parts
-from escrowmq.actors.client.replica_calls import OnAnswer
+from escrowmq.actors.client.replica_calls import SUPERVISOR_RID, OnAnswer
 from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.actors.consumer.config import ConsumerConfig
 from escrowmq.actors.consumer.consumer import Consumer
@@ -147,6 +147,9 @@ class Group:
             error = answer.exception()
             self._handing.submit(done, None if error else answer.result(), error)
 
+        if rid == SUPERVISOR_RID:  # there is none, and it is asked on a slow machine only
+            self._handing.submit(done, None, Unavailable("no supervisor"))
+            return
         bound = getattr(self._brokers[rid], method)
         self._pools[rid].submit(bound, *args).add_done_callback(finished)
 

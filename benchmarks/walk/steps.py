@@ -75,7 +75,7 @@ class Step:
     figures: dict[str, Figure]
     typical: Repeat
     least: dict[str, Tally]
-    repeats: int
+    kept: list[Repeat]
     spoilt: int
 
 
@@ -108,7 +108,7 @@ class _Tries:
             if figure.calm.calls:  # otherwise the role was active in a few repeats only, by chance
                 figures[role] = figure
         least = min((_until_answer(repeat) for repeat in kept), key=lambda tallies: tallies[TOTAL].calls)
-        return Step(self.name, figures, kept[(len(kept) - 1) // 2], least, len(kept), self._spoilt)
+        return Step(self.name, figures, kept[(len(kept) - 1) // 2], least, kept, self._spoilt)
 
 
 def _until_answer(repeat: Repeat) -> dict[str, Tally]:

@@ -125,7 +125,8 @@ def steps(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Step]:
 
 def check_idle_ticks(prepare: Step) -> None:
     for role in REPLICAS:
-        shortest = min(ticks(prepare.typical, role), key=len)
+        # Of all repeats: on a busy machine one may have no tick in which there was nothing to do.
+        shortest = min((tick for repeat in prepare.kept for tick in ticks(repeat, role)), key=len)
         assert len(shortest) <= IDLE_TICK_CALLS, (role, [call.function for call in shortest])
 
 
