@@ -179,6 +179,7 @@ class GroupBatcher:
         self._expected = 1
         self._answered = False  # several blocks, since the last ``pump``
         self._back_by = float("-inf")  # until then they are waited for, if nothing is under way
+        self._full_bytes = config.full_bytes
         self._linger_s = config.linger_ms / 1000
         self._tx_linger_s = config.transaction_linger_ms / 1000
 
@@ -299,12 +300,12 @@ class GroupBatcher:
             return float("-inf")
         if self._prepares or self._decisions:
             together = len(self._prepares) + len(self._decisions) >= self._expected
-            if (nothing_under_way and together) or self._tx_bytes >= self._config.full_bytes:
+            if (nothing_under_way and together) or self._tx_bytes >= self._full_bytes:
                 return float("-inf")
             due = min(due, self._tx_since + self._tx_linger_s)
         for stream in self._active.values():
             if stream.waits:
-                if nothing_under_way or stream.queued_bytes >= self._config.full_bytes:
+                if nothing_under_way or stream.queued_bytes >= self._full_bytes:
                     return float("-inf")
                 due = min(due, stream.oldest() + self._linger_s)
         return due
@@ -344,7 +345,7 @@ class GroupBatcher:
         waits = bool(self._prepares or self._decisions)
         streams, bytes_max = bool(self._active), self._config.request_bytes
         if streams and self._messages_first and waits:
-            self._take_messages(request, self._config.full_bytes // 2)
+            self._take_messages(request, self._full_bytes // 2)
         if self._decisions:
             self._take_decisions(request)
         if self._inquiries or self._dones:
@@ -362,7 +363,7 @@ class GroupBatcher:
 
     def _take_decisions(self, request: BuiltRequest) -> None:
         queue = self._decisions
-        room = self._config.full_bytes
+        room = self._full_bytes
         by_key: dict[tuple[bool, bool, int, bool], list[DecisionBlock]] = {}
         count = 0
         while queue and room > 0 and count < IDS_PER_OPERATION:
@@ -380,7 +381,7 @@ class GroupBatcher:
 
     def _take_inquiries(self, request: BuiltRequest) -> None:
         """Adds one operation per question, and one per branch group for what its branches have finished."""
-        while self._inquiries and request.size < self._config.full_bytes:
+        while self._inquiries and request.size < self._full_bytes:
             block = self._inquiries.popleft()
             frame = ops.inquire(self._app, block.tx_ids, block.home_index)
             request.add(frame, partial(self._inquired, block), block.deadline)
@@ -398,7 +399,7 @@ class GroupBatcher:
 
     def _take_prepares(self, request: BuiltRequest) -> None:
         queue = self._prepares
-        room = self._config.full_bytes - request.size
+        room = self._full_bytes - request.size
         operations: dict[Any, list[PrepareBlock]] = {}
         seen: set[str] = set()
         while queue:

@@ -89,7 +89,7 @@ def read_docs(page: Path) -> dict[str, tuple[list[int], list[int]]]:
 
 def _table(step: Step) -> Table:
     table = Table(
-        title=f"{step.name}: median of {len(step.kept)} ({step.spoilt} others discarded: a tick or timer ran)",
+        title=f"{step.name}: median of {len(step.kept)} ({step.spoilt} others had a tick or timer)",
         title_justify="left",
     )
     table.add_column("")
