@@ -176,8 +176,9 @@ BOUNDS: dict[str, int | Most] = {
     "Branches.counts": OF_THE_PROGRAM,
     "AboutTopics.left_out": 0,
     "AboutTopics.results": REQUESTS,
-    "AboutTopics.results[]": RESULT,
-    "AboutTopics.results[][]": RESULT,
+    **{"AboutTopics.results" + "[]" * depth: RESULT for depth in range(1, 3)},
+    # A request that commits a consumer group's offset may ask about transactions and cancel, too.
+    **{"AboutTopics.results" + "[]" * depth: REQUESTS for depth in range(3, 5)},
     "AboutTopics.topics": REQUESTS,
     "AboutTopics.units": REQUESTS,
     "Submission.left_out": REQUESTS,
