@@ -82,7 +82,7 @@ class Kafka(Peer):
             processes.start(f"broker-{n}", [java[0], *HEAP, *java[1:], "kafka.Kafka", file])
         for port in clients:
             processes.wait_for_port(port)
-        return self.python_load(processes, "kafka_load", ",".join(f"127.0.0.1:{port}" for port in clients))
+        return self.python_client(processes, "kafka_load", ",".join(f"127.0.0.1:{port}" for port in clients))
 
 
 class KafkaFsync(Kafka):

@@ -54,4 +54,4 @@ class Nats(Peer):
         for port in clients:
             processes.wait_for_port(port)
         urls = [f"nats://127.0.0.1:{port}" for port in clients]
-        return self.python_load(processes, "nats_load", *urls)
+        return self.python_client(processes, "nats_load", *urls)

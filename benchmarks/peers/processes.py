@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -12,6 +13,8 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
+
+import psutil
 
 import escrowmq
 
@@ -33,6 +36,7 @@ class Processes:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._running: list[tuple[subprocess.Popen[Any], Path]] = []
+        self._paused: list[psutil.Process] = []
 
     def start(
         self,
@@ -76,8 +80,19 @@ class Processes:
             time.sleep(0.1)
         raise ServerEnded(f"nobody listens at port {port} after {seconds:.0f} s")
 
+    def pause(self) -> None:
+        """Stop all with their descendants where they are, parents first: none of them begins another one."""
+        self._paused = [one for process, _ in self._running for one in _with_descendants(process.pid)]
+        _signal(self._paused, signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        """The opposite of ``pause``; nothing if none is paused."""
+        paused, self._paused = self._paused, []
+        _signal(paused, signal.SIGCONT)
+
     def stop(self) -> None:
         """End all, politely first. The data are thrown away, so nothing is lost by haste."""
+        self.go_on()
         for process, _ in reversed(self._running):
             _signal_group(process, signal.SIGTERM)
         end = time.monotonic() + STOP_S
@@ -92,6 +107,20 @@ class Processes:
                 if pipe is not None:
                     pipe.close()
         self._running.clear()
+
+
+def _with_descendants(pid: int) -> list[psutil.Process]:
+    try:
+        process = psutil.Process(pid)
+        return [process, *process.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _signal(processes: Sequence[psutil.Process], number: int) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.send_signal(number)
 
 
 def _signal_group(process: subprocess.Popen[Any], number: int) -> None:

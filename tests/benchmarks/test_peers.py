@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from benchmarks.peers import load_loop, packages, page
@@ -28,7 +29,8 @@ from benchmarks.peers.results import Results
 from benchmarks.peers.rocketmq import SOURCE, RocketMq
 from benchmarks.peers.rows import COMPARISONS, Figure, pairing
 from benchmarks.peers.system import System
-from benchmarks.peers.turns import Plan, Run, plain, rounds_of, steps, take_turns
+from benchmarks.peers.turns import SETTLE_ROW_S, Plan, Run, plain, rounds_of, steps, take_turns
+from tests.support.waiting import wait_until
 
 
 def _round(ours: dict[str, Figure], theirs: dict[str, Figure], peer: str = "kafka") -> dict[str, Any]:
@@ -141,19 +143,37 @@ def test_the_most_of_a_peer_is_its_row_with_more_in_flight_if_it_has_one() -> No
 
 
 class Fake(System):
-    """Measures nothing, and notes the order."""
+    """Measures nothing, and notes the order. Not to be asked while it is stopped, nor beside the other."""
 
-    def __init__(self, name: str, rows: tuple[str, ...], order: list[str]) -> None:
+    def __init__(self, name: str, rows: tuple[str, ...], order: list[str], running: set[str]) -> None:
+        super().__init__()
         self.name, self.rows = name, rows  # type: ignore[misc]
-        self._order = order
+        self._order, self._running = order, running
         self.fails_at = -1
+        self.absent = 0  # so many of the next calls fail, after it was stopped
+
+    def install(self) -> None: ...
+
+    def serve(self, folder: Path, processes: Processes) -> LoadProgram:
+        raise NotImplementedError
 
     def start(self, folder: Path) -> None:
         self._order.append(f"start {self.name}")
+        self._running.add(self.name)
+
+    def pause(self) -> None:
+        self._running.discard(self.name)
+
+    def go_on(self) -> None:
+        self._running.add(self.name)
 
     def measure(self, row: str, seconds: float) -> Figure:
+        assert self._running == {self.name}, "the other one is stopped, and this one is not"
         if 0 <= self.fails_at <= len(self._order):
             raise ServerEnded("gone")
+        if seconds == SETTLE_ROW_S:
+            self.absent -= 1
+            return Figure(error="no leader") if self.absent >= 0 else Figure(1, 1.0)
         self._order.append(f"{self.name} {row}")
         return Figure(1, 1.0)
 
@@ -161,14 +181,15 @@ class Fake(System):
         self._order.append(f"stop {self.name}")
 
 
-def _turns(fails_at: int = -1) -> tuple[Run, list[str], list[int]]:
+def _turns(fails_at: int = -1, absent: int = 0) -> tuple[Run, list[str], list[int]]:
     order: list[str] = []
     saved: list[int] = []
-    peer = Fake("peer", ("plain-256", "reading"), order)
-    peer.fails_at = fails_at
+    running: set[str] = set()
+    peer = Fake("peer", ("plain-256", "reading"), order, running)
+    peer.fails_at, peer.absent = fails_at, absent
     run = take_turns(
         peer,  # type: ignore[arg-type]
-        Fake("escrowmq", (), order),
+        Fake("escrowmq", (), order, running),
         Plan(2, 1.0, 0.0),
         Path("nowhere"),
         lambda _: None,
@@ -200,6 +221,32 @@ def test_a_server_that_ends_leaves_the_figures_before_it() -> None:
 def test_a_server_that_ends_before_any_figure_is_not_available() -> None:
     with pytest.raises(NotAvailable, match="gone"):
         _turns(fails_at=3)
+
+
+def test_a_system_that_was_stopped_is_measured_once_it_is_back() -> None:
+    run, order, _ = _turns(absent=5)
+    assert run.ended is None and len(order) == 16
+    with pytest.raises(NotAvailable, match="peer did not come back after it was stopped"):
+        _turns(absent=1000)
+
+
+def test_processes_are_stopped_with_their_descendants_and_go_on(tmp_path: Path) -> None:
+    processes = Processes(tmp_path)
+    child = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(60)'])"
+    process = processes.start("parent", [sys.executable, "-c", child])
+    try:
+        wait_until(lambda: len(psutil.Process(process.pid).children()) > 0, what="a child")
+        family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+        processes.pause()
+        wait_until(
+            lambda: all(one.status() == psutil.STATUS_STOPPED for one in family), what="all are stopped"
+        )
+        processes.go_on()
+        wait_until(lambda: all(one.status() != psutil.STATUS_STOPPED for one in family), what="all run")
+        processes.pause()
+    finally:
+        processes.stop()  # also of what is stopped
+    assert process.poll() is not None
 
 
 # ------------------------------------------------------------ results and pages
@@ -399,5 +446,5 @@ def test_the_loop_ends_with_its_input(
 
 def test_the_steps_of_a_peer_are_as_many_as_the_progress_bar_counts() -> None:
     order: list[str] = []
-    peer, ours = Fake("peer", Nats.rows, order), Fake("escrowmq", (), order)
+    peer, ours = Fake("peer", Nats.rows, order, set()), Fake("escrowmq", (), order, set())
     assert len(steps(peer, ours, 0)) == len(steps(peer, ours, 1)) == 11  # type: ignore[arg-type]
