@@ -38,17 +38,18 @@ def test_a_lock_wait_of_ten_seconds_tears_no_transaction(
         program = [sys.executable, "-m", "tests.integration.waiting_producer", *settings]
         return subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
-    other, busy = instance(0), instance(ORDERS)
+    started = [other := instance(0)]
     try:
         assert other.stdout is not None and other.stdout.readline() == "ready\n"
-        began = time.monotonic()
+        began = time.monotonic()  # before the one whose local transactions wait for a lock
+        started.append(busy := instance(ORDERS))
         said, _ = busy.communicate(timeout=90)
         assert time.monotonic() - began > LOCAL_S
         assert json.loads(said.splitlines()[-1]) == ["COMMITTED"] * ORDERS
         asked, _ = other.communicate(timeout=60)
         assert json.loads(asked.splitlines()[-1]) == [], "the owner was there all the time"
     finally:
-        for process in (other, busy):
+        for process in started:
             process.kill()
             process.communicate()
     with closing(sqlite3.connect(database)) as db:
