@@ -116,6 +116,10 @@ GIVEN_UP_MAX = 64
 ABANDONED_MAX = 16
 #: From half as many on, calls park for this long at most: slots change faster than calls end.
 BRIEF_WAIT_S = 0.1
+#: What the first calls ask for. With several consumers or a slow way, 4 MiB could take as long as a silence.
+FIRST_BYTES = 1 << 20
+#: A full answer within this time doubles what the next calls ask for, up to ``fetch_bytes``.
+SWIFT_S = 0.25
 #: For requests without an end: above every offset.
 NO_END = 1 << 62
 SLEEP_S_MAX = 0.5
@@ -133,6 +137,8 @@ class _FetchCall:
     sent: float
     wait_s: float
     give_up_at: float
+    #: Asked for. The memory that its answer may take.
+    bytes: int
     #: Its partitions are asked for by a later call.
     replaced: bool = False
 
@@ -155,6 +161,7 @@ class Fetches:
         self._token = 0
         self._silence = Backoff(config.channel.probe_after_s, SILENCE_S_MAX)
         self._silences = 0  # calls in a row that were given up
+        self._bytes = min(FIRST_BYTES, config.fetch_bytes)  # of the next call
         self._counted = counted or Counted()
         #: The last error, for the explanation why nothing comes.
         self.last_error: BaseException | None = None
@@ -164,8 +171,11 @@ class Fetches:
         for token, call in list(self._calls.items()):
             if now >= call.give_up_at:
                 self._give_up(token, call, now)
-        used = len(self._calls) - min(sum(map(self._is_abandoned, self._calls.values())), ABANDONED_MAX)
-        ready, room = self._positions.wanted(now, used)
+        abandoned_bytes = [call.bytes for call in self._calls.values() if self._is_abandoned(call)]
+        under_way_bytes = sum(call.bytes for call in self._calls.values()) - sum(
+            abandoned_bytes[:ABANDONED_MAX]
+        )
+        ready, room = self._positions.wanted(now, under_way_bytes, self._bytes)
         by_replica: dict[tuple[int, int], list[PartitionState]] = {}
         for state in ready:
             rid = self._choice.pick(state.gid, state.turn, now)
@@ -219,11 +229,11 @@ class Fetches:
         for state in states:
             state.in_flight = self._token
         give_up_at = now + wait_s + self._silence.pause_s(self._silences)
-        self._calls[self._token] = _FetchCall(gid, rid, asked, now, wait_s, give_up_at)
+        self._calls[self._token] = _FetchCall(gid, rid, asked, now, wait_s, give_up_at, self._bytes)
         requests = [
             (state.topic, state.partition, state.fetch_offset, *self._named(state)) for state in states
         ]
-        self._start(gid, rid, (requests, self._config.fetch_bytes, wait_s), self._token)
+        self._start(gid, rid, (requests, self._bytes, wait_s), self._token)
 
     @staticmethod
     def _named(state: PartitionState) -> tuple[int, ...]:
@@ -236,6 +246,7 @@ class Fetches:
         if len(self._given_up) > GIVEN_UP_MAX:
             del self._given_up[next(iter(self._given_up))]
         self._silences += 1
+        self._bytes = min(FIRST_BYTES, self._config.fetch_bytes)
         self._counted.fetches_failed += 1
         self._choice.failed(call.gid, call.rid, now)
         for tp, epoch, _ in [] if call.replaced else call.asked:
@@ -256,10 +267,13 @@ class Fetches:
             for tp, epoch, _ in [] if late or call.replaced else call.asked:
                 self._positions.troubled(tp, epoch, now)
             return not late
+        size = sum(len(part[6]) for part in answer)
         if not late:
             self._silences = 0
+            if size * 4 >= call.bytes * 3 and now - call.sent <= SWIFT_S:
+                self._bytes = min(max(self._bytes, call.bytes * 2), self._config.fetch_bytes)
         self._choice.answered(call.gid, call.rid)
-        self._counted.fetched(sum(len(part[6]) for part in answer), now - call.sent, now)
+        self._counted.fetched(size, now - call.sent, now)
         # Empty, and without waiting: this replica has no slot for another call that waits. With news in it,
         # the answer came when it should, and partitions without any need no pause.
         waited = now - call.sent >= call.wait_s / 2

@@ -187,7 +187,8 @@ class Positions:
     """All assigned partitions of one consumer."""
 
     def __init__(self, *, fetch_bytes: int, buffer_bytes: int, linger_s: float) -> None:
-        self._fetch_bytes, self._buffer_bytes, self._linger_s = fetch_bytes, buffer_bytes, linger_s
+        self._buffer_bytes, self._linger_s = buffer_bytes, linger_s
+        self._few_bytes = fetch_bytes // 64
         self._states: dict[TopicPartition, PartitionState] = {}
         self._order: deque[TopicPartition] = deque()  # the first one's records are handed out next
         #: Fetching stopped because memory is full: a poll that takes records must wake the fetch thread.
@@ -277,14 +278,12 @@ class Positions:
         if state is not None and state.epoch == epoch:
             state.error = error
 
-    def wanted(self, now: float, calls_in_flight: int) -> tuple[list[PartitionState], int]:
-        """Partitions to fetch now, the emptiest first, and how many calls the memory allows for them.
-
-        Every call under way is counted as if it brought ``fetch_bytes``.
-        """
+    def wanted(self, now: float, under_way_bytes: int, call_bytes: int) -> tuple[list[PartitionState], int]:
+        """Partitions to fetch now, the emptiest first, and for how many calls of ``call_bytes`` there is room
+        beside ``under_way_bytes``: what the calls under way may bring."""
         states = self._states.values()
-        used = sum(s.buffered for s in states) + calls_in_flight * self._fetch_bytes
-        calls = max((self._buffer_bytes - used) // self._fetch_bytes, 0 if used else 1)
+        used = sum(s.buffered for s in states) + under_way_bytes
+        calls = max((self._buffer_bytes - used) // call_bytes, 0 if used else 1)
         # One partition may fill half of the memory, so that the others get their turn.
         share = max(self._buffer_bytes // 2, 1)
         ready = [s for s in states if s.fetchable(now)]
@@ -328,7 +327,7 @@ class Positions:
             state.chunks.append(chunk)
             state.buffered += chunk.size
             state.fetch_offset, state.vain, state.rotate_at = chunk.end, 0, 0.0
-            if chunk.size * 16 < self._fetch_bytes:
+            if chunk.size < self._few_bytes:
                 state.not_before = now + self._linger_s  # near the end: let more messages accumulate
         else:
             if early:

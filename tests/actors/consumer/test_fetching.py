@@ -12,7 +12,7 @@ from escrowmq.actors.consumer.config import ConsumerConfig
 from escrowmq.actors.consumer.fetcher import BRIEF_WAIT_S, PENALTY, Fetches, ReplicaChoice
 from escrowmq.actors.consumer.positions import PartitionState, Positions
 from escrowmq.actors.consumer.records import Chunk
-from escrowmq.replication.errors import CorruptLog
+from escrowmq.replication.errors import ConfigError, CorruptLog
 from escrowmq.replication.format.codec import encode_row
 from escrowmq.replication.model import ConsumerRecord, ResultCode
 
@@ -288,7 +288,7 @@ def test_fetches_that_nobody_awaits_do_not_hold_up_others():
     """They park at the broker after ``seek``, and their answers are of no use."""
     sent = []
     positions = Positions(fetch_bytes=1000, buffer_bytes=100_000, linger_s=0.0)
-    config = ConsumerConfig(fetch_calls_in_flight=2, fetch_wait_s=30.0)
+    config = ConsumerConfig(fetch_calls_in_flight=2, fetch_wait_s=30.0, fetch_bytes=1000)
     fetches = Fetches(positions, ReplicaChoice(1), config, lambda gid, rid, args, token: sent.append(args[0]))
     positions.assign({("t", 0): 0, ("u", 0): 0}, [])
     state, other = positions.states()
@@ -310,7 +310,7 @@ class Parks:
     def __init__(self) -> None:
         self.sent: list[tuple[list[str], float]] = []
         self.positions = Positions(fetch_bytes=1000, buffer_bytes=8_000, linger_s=0.0)
-        config = ConsumerConfig(fetch_calls_in_flight=3, fetch_wait_s=30.0)
+        config = ConsumerConfig(fetch_calls_in_flight=3, fetch_wait_s=30.0, fetch_bytes=1000)
         self.fetches = Fetches(self.positions, ReplicaChoice(1), config, self.start)
         self.positions.assign({(topic, 0): 0 for topic in "abcd"}, [])
         for state in self.positions.states():
@@ -380,3 +380,44 @@ def test_calls_park_briefly_while_slots_change_faster_than_they_end():
                 answer = [(topic, 0, 0, 0, 5, [], b"") for (topic, _), _, _ in call.asked]
                 parks.fetches.answered(token, answer, None, now)
     assert parks.sent[0][1] == 30.0 and parks.sent[-1][1] == BRIEF_WAIT_S
+
+
+def test_calls_grow_while_full_answers_come_swiftly_and_begin_anew_after_silence():
+    sizes: list[int] = []
+    settings = ConsumerConfig(fetch_calls_in_flight=1, fetch_bytes=4 << 20, buffer_bytes=16 << 20)
+    positions = Positions(fetch_bytes=settings.fetch_bytes, buffer_bytes=settings.buffer_bytes, linger_s=0.0)
+
+    def start(gid: int, rid: int, args: tuple[Any, ...], token: int) -> None:
+        sizes.append(args[1])
+
+    fetches = Fetches(positions, ReplicaChoice(1), settings, start)
+    positions.assign({("t", 0): 0}, [])
+    (state,) = positions.states()
+    now = 0.0
+
+    def answer(size: int, after_s: float) -> None:
+        nonlocal now
+        state.restart(0)
+        fetches.advance(now)
+        now += after_s
+        part = ("t", 0, ResultCode.OK, 0, 1 << 40, [], bytes(size))  # what is in it does not matter here
+        fetches.answered(len(sizes), [part], None, now)
+
+    answer(1 << 20, 0.01)
+    answer(1 << 20, 0.01)  # half of what was asked for: the end of the log is near
+    answer(2 << 20, 0.30)  # full, and slow
+    answer(2 << 20, 0.20)
+    answer(4 << 20, 0.01)
+    answer(4 << 20, 0.01)
+    assert [size >> 20 for size in sizes] == [1, 2, 2, 2, 4, 4]
+    state.restart(0)
+    fetches.advance(now)
+    fetches.advance(now + 60.0)
+    fetches.advance(now + 120.0)
+    assert [size >> 20 for size in sizes[6:]] == [4, 1], "a replica is silent: the way may be slow"
+
+
+def test_a_small_buffer_bounds_the_default_of_a_fetch_and_contradicts_a_larger_one():
+    assert ConsumerConfig(buffer_bytes=1 << 20).fetch_bytes == 1 << 20
+    with pytest.raises(ConfigError, match="fetch_bytes must not exceed"):
+        ConsumerConfig(buffer_bytes=1 << 20, fetch_bytes=2 << 20)
