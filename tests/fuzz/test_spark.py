@@ -129,9 +129,12 @@ TARGETS = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def rows_of_any_length_go_the_fast_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arrow_batches, "FAST_ROW_BYTES_MAX", 1 << 30)
+@pytest.fixture(autouse=True, params=["guessed", "skipped"])
+def rows_of_any_length_go_the_fast_way(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arrow_batches, "SKIPPED_ROW_BYTES_MAX", 1 << 30)
+    monkeypatch.setattr(arrow_batches, "GUESSED_ROW_BYTES_MAX", (1 << 30) * (request.param == "guessed"))
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.name)

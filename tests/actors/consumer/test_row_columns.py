@@ -16,10 +16,11 @@ from escrowmq.replication.format.codec import decode_rows, encode_row
 from escrowmq.replication.format.packing import PackedRows, pack_row
 
 
-@pytest.fixture(scope="module", autouse=True)
-def rows_of_any_length_go_the_fast_way() -> Iterator[None]:
+@pytest.fixture(scope="module", autouse=True, params=["guessed", "skipped"])
+def rows_of_any_length_go_the_fast_way(request: pytest.FixtureRequest) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(arrow_batches, "FAST_ROW_BYTES_MAX", 1 << 30)
+        patch.setattr(arrow_batches, "SKIPPED_ROW_BYTES_MAX", 1 << 30)
+        patch.setattr(arrow_batches, "GUESSED_ROW_BYTES_MAX", (1 << 30) * (request.param == "guessed"))
         yield
 
 
