@@ -154,7 +154,7 @@ class World:
         for value in map(str, range(self.sent)):
             hold(places[value] <= (value not in self.done), f"{value} is there {places[value]} times")
             hold(places[value] or value in self.may_be_done, f"{value} is lost")
-        hold(not self.single.replica.admission.shares._under_way, "something stays under way")
+        hold(not self.single.replica.admission.shares.under_way, "something stays under way")
 
     def none_is_given_up_early_or_late(self) -> None:
         for _, row in everything(self.single.replica.fetch, DEAD, 0):

@@ -189,7 +189,7 @@ def test_what_is_under_way_is_not_decided_twice(single: Shared) -> None:
     single.node.release()
     assert answers == [[("ok", [[0]])]] * 4
     assert [value for value, _ in single.rows(RETRY)] == ["a", "d"] and single.done() == [4]
-    assert not single.replica.admission.shares._under_way
+    assert not single.replica.admission.shares.under_way
 
 
 def test_what_a_lost_leadership_leaves_open_can_be_decided_anew(single: Shared) -> None:
