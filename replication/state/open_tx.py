@@ -292,11 +292,21 @@ class View:
 class OpenTable(Mapping[str, OpenTx]):
     """tx_id -> record. Changed only by ``AppTransactions`` and the state machine."""
 
-    __slots__ = ("_changed", "_first", "_front", "_holders", "_step", "_young_max", "gone", "old", "young")
+    __slots__ = (
+        "_ages_at",
+        "_changed",
+        "_first",
+        "_front",
+        "_holders",
+        "_step",
+        "gone",
+        "old",
+        "young",
+    )
 
     def __init__(self, young_max: int = YOUNG_MAX, step: int = STEP) -> None:
         """``step``: entries that one call moves or merges, about."""
-        self._young_max, self._step = young_max, step
+        self._step, self._ages_at = step, young_max + step
         self.young: dict[str, Entry] = {}
         self.old: dict[str, Entry] = {}
         self.gone: set[str] = set()  # settled, but still in ``old``
@@ -463,9 +473,9 @@ class OpenTable(Mapping[str, OpenTx]):
 
     def age(self) -> None:
         """Move older entries to the old table, in steps."""
-        step, most = self._step, self._young_max + self._step
-        if len(self.young) < most or self._holders:
+        if len(self.young) < self._ages_at or self._holders:
             return
+        step = self._step
         for _ in range(2):  # twice as fast as they arrive, to catch up after a view
             self._settle(step)
             if self.gone or self._changed:
@@ -473,7 +483,7 @@ class OpenTable(Mapping[str, OpenTx]):
             for tx_id, record in list(islice(self.young.items(), step)):
                 self.old[tx_id] = record
                 del self.young[tx_id]
-            if len(self.young) < most:
+            if len(self.young) < self._ages_at:
                 return
 
     # -------------------------------------------------------------- views
