@@ -25,10 +25,10 @@ def broken() -> list[bytes]:
             disk = SimDisk(random.Random(seed))
             disk.write_atomic("state", (OLD,))
             disk.stop_after(operation)
-            right = (OLD, b"".join(NEW))
+            right = [OLD, b"".join(NEW)]
             try:
                 disk.write_atomic("state", NEW)
-                right = (b"".join(NEW),)
+                right = [b"".join(NEW)]
             except PowerCut:
                 pass
             disk.power_cut()

@@ -18,7 +18,7 @@ from escrowmq.replication.replica.checkpoints import (
 )
 from escrowmq.replication.state.machine import StateMachine
 from escrowmq.replication.timers import store
-from escrowmq.replication.timers.record import KEY_BYTES, RECORD, deliver_ms_of, last_key, log_index_of
+from escrowmq.replication.timers.record import KEY_BYTES, RECORD, deliver_ms_of, last_key, log_index_of, split
 from escrowmq.replication.timers.sealed_file import FAN_IN, SealedFile
 from tests.sim.environment.disk import PowerCut, SimDisk
 from tests.support.fed_state import dump, waiting
@@ -173,7 +173,7 @@ def test_no_step_of_a_capture_reads_a_timer(monkeypatch: pytest.MonkeyPatch) -> 
 
         return reading
 
-    monkeypatch.setattr(store, "split", watched(store.split))
+    monkeypatch.setattr(store, "split", watched(split))
     monkeypatch.setattr(SealedFile, "_checked", watched(SealedFile._checked))
     kept.checkpoints.begin(kept.state, 1)
     while (job := kept.checkpoints.step(kept.state, VISITS)) is None:
