@@ -168,12 +168,12 @@ def a_large_log(gib: int, partitions: int, segment_mib: int = 64) -> dict[str, A
                 if job is not None:
                     job.run()
                     steps.time(lambda job=job: checkpoints.done(state, job))  # type: ignore[misc]
-            most = max(most, checkpoints.run_files)
+            most = max(most, len(checkpoints.run_files))
         gc.collect()
         grown = heap_bytes() - before
         return {
             "checkpoints": intervals,
-            "run files": checkpoints.run_files,
+            "run files": len(checkpoints.run_files),
             "most run files": most,
             "descriptors": checkpoints.files.descriptors,
             "heap_bytes": grown,
@@ -224,7 +224,7 @@ def start_of_a_large_log(gib: int, partitions: int, segment_mib: int = 64) -> di
         assert found.applied_index == end and index.runs_from(end - 1)[0].log_index == end
         return {
             "checkpoints": intervals,
-            "run files": checkpoints.run_files,
+            "run files": len(checkpoints.run_files),
             "run file bytes": run_bytes,
             "descriptors": checkpoints.files.descriptors,
             "heap_bytes": grown,

@@ -154,7 +154,7 @@ class Driver:
         self._listen, self._use_uvloop = (listen_host, listen_port), use_uvloop
         self._helpers = ThreadPoolExecutor(2, thread_name_prefix=f"resolve-{identity.replica}")
         self.marks = Incarnations() if marks is None else marks
-        self._transport = TcpTransport(
+        self.transport = TcpTransport(
             identity,
             peers,
             secret,
@@ -252,7 +252,7 @@ class Driver:
 
     @property
     def counters(self) -> LinkCounters:
-        return self._transport.counters
+        return self.transport.counters
 
     def stop(self, timeout_s: float = 10.0) -> None:
         """Hand over leadership if a peer can take it, settle every proposal, sync, close the links."""
@@ -291,9 +291,9 @@ class Driver:
 
     async def _main(self) -> None:
         self._done = asyncio.Event()
-        self._node = self._build(self._transport, time.monotonic)
+        self._node = self._build(self.transport, time.monotonic)
         try:
-            self.address = await self._transport.start(*self._listen)
+            self.address = await self.transport.start(*self._listen)
         except OSError as error:
             raise Unavailable("cannot listen on {}:{}: {}".format(*self._listen, error), 5.0) from error
         for thread in self._disk_threads:
@@ -303,7 +303,7 @@ class Driver:
         await self._done.wait()
         if self.door is not None:
             self.door.stop()
-        await self._transport.stop()
+        await self.transport.stop()
 
     async def _shut_down(self) -> None:
         node, deadline = self.node, time.monotonic() + 2 * self.node.config.transfer_timeout_s
@@ -412,11 +412,11 @@ class Driver:
     def drop_link(self, peer: str) -> None:
         """Close the link to ``peer`` if its process was replaced since the link came up. In the loop's
         thread."""
-        self._transport.drop_superseded(peer)
+        self.transport.drop_superseded(peer)
 
     def follow(self, peers: frozenset[str]) -> None:
         """Keep links with these peers. In the loop's thread."""
-        self._transport.follow(peers)
+        self.transport.follow(peers)
 
     def peer_moved(self, peer: str, incarnation: Incarnation) -> Incarnation | None:
         """``peer`` now runs elsewhere, as ``incarnation``: record that, durable on return, and close a link

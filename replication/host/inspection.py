@@ -448,7 +448,7 @@ class Instruments:
             released=replica.admission.releases.released,
             cancelled=replica.admission.releases.cancelled,
             forwarded={kind: count for kind, count in replica.admission.shares.counts.items() if count},
-            run_files=running.checkpoints.run_files,
+            run_files=len(running.checkpoints.run_files),
             stored_descriptors=running.checkpoints.files.descriptors,
             find=self._finder.report(),
             carried=CarryMetrics(carrying.entries, carrying.carried, carrying.carried_bytes),

@@ -22,7 +22,7 @@ from escrowmq.replication.state import snapshot as snapshots
 from escrowmq.replication.state.machine import StateMachine
 from escrowmq.replication.state.snapshot import Capture, release_steps
 from escrowmq.replication.state.stored_runs import KeptBlocks, RunFile, encode_runs, open_runs
-from escrowmq.replication.timers.sealed_file import SUFFIX, SealedFile, encode, merged, verify_timers
+from escrowmq.replication.timers.sealed_file import CLASSES, SUFFIX, SealedFile, encode, merged, verify_timers
 from escrowmq.replication.timers.sealed_file import choose as choose_timers
 from escrowmq.replication.timers.store import YOUNG_MAX, Frozen, TimerStore
 
@@ -91,9 +91,16 @@ class MergeJob:
     tells whether more is to come. An interrupted one leaves nothing that is ever read."""
 
     def __init__(
-        self, disk: Disk, stored: StoredFiles, files: Sequence[SealedFile], cursor: bytes, index: int
+        self,
+        disk: Disk,
+        stored: StoredFiles,
+        files: Sequence[SealedFile],
+        cursor: bytes,
+        index: int,
+        slice_bytes: int = SLICE_BYTES,
     ) -> None:
         """``index``: of the last applied entry."""
+        self._slice_bytes = slice_bytes
         self.files = files
         self.name = next(name for name in _names(index) if not disk.exists(name))
         self.finished = False
@@ -125,7 +132,7 @@ class MergeJob:
         for part in self._parts:
             self._out.append((part,))
             written += len(part)
-            if written >= SLICE_BYTES:
+            if written >= self._slice_bytes:
                 self._out.sync()
                 return False
         self._out.sync()
@@ -134,12 +141,6 @@ class MergeJob:
         self._disk.sync_dir()
         self.file = SealedFile(self.name, self._stored.file(self.name))
         return True
-
-
-def next_merge(disk: Disk, stored: StoredFiles, store: TimerStore, index: int) -> MergeJob | None:
-    """What is to be merged now, if anything. ``index``: of the last applied entry."""
-    files = choose_timers(store.files, store.cursor)
-    return MergeJob(disk, stored, files, store.cursor, index) if files else None
 
 
 def _names(index: int) -> Iterator[str]:
@@ -248,18 +249,26 @@ class Checkpoints:
         delay_bytes: int = 0,
         fan_in: int = FAN_IN,
         reserve_bytes: int = 0,
+        young_max: int = YOUNG_MAX,
+        timer_classes: Sequence[int] = CLASSES,
+        slice_bytes: int = SLICE_BYTES,
+        piece_bytes: int = PIECE_BYTES,
     ) -> None:
         """``segment_bytes``: the growth of the log from roll to roll. ``delay_bytes``: how far after the
         roll a checkpoint is taken, so that the replicas of a group do not take theirs at the same time.
         ``fan_in``: how many run files are merged into one. ``reserve_bytes``: the free space that is left to
-        the log: a merge that would take of it waits."""
+        the log: a merge that would take of it waits. ``young_max``: timers in memory that make one due.
+        ``timer_classes``: see ``choose_timers``. ``slice_bytes`` and ``piece_bytes``: what a merge reads or
+        writes in one slice, and at once."""
+        self._young_max, self._timer_classes = young_max, timer_classes
+        self._slice_bytes, self._piece_bytes = slice_bytes, piece_bytes
         self._segment_bytes, self._delay_bytes = segment_bytes, delay_bytes
         self._rolls = self._last_bytes = 0
         self._disk = disk
         self._report = report
         self.files = StoredFiles(disk)
         self._kept = KeptBlocks()
-        self._run_files: list[str] = []
+        self.run_files: list[str] = []  # that the state reads, oldest first
         self._runs: dict[str, RunFile] = {}
         self._named: dict[int, list[str]] = {}  # snapshot -> run files it needs
         self._capture: Capture | None = None
@@ -283,7 +292,7 @@ class Checkpoints:
 
     def due(self, applied_index: int, size: int = 0) -> bool:
         """Whether to call ``begin`` now, after entry ``applied_index`` of ``size`` bytes."""
-        if self._timers is not None and self._timers.young >= YOUNG_MAX and self.wanted_at is None:
+        if self._timers is not None and self._timers.young >= self._young_max and self.wanted_at is None:
             self.wanted_at, self._wait_bytes = applied_index, 0
         if self.wanted_at is None or applied_index < self.wanted_at:
             return False
@@ -294,11 +303,6 @@ class Checkpoints:
         """Whether a checkpoint must wait: not for a merge."""
         running = self._running is not None and self._running is not self._merge
         return self._has_steps() or running
-
-    @property
-    def run_files(self) -> int:
-        """How many run files the state reads."""
-        return len(self._run_files)
 
     @property
     def busy(self) -> bool:
@@ -317,14 +321,14 @@ class Checkpoints:
         self._timers = state.timers.store
         looks = LOOKS_AT_BEGIN
         merging = [file.name for file in self._merge.files] if self._merge is not None else []
-        for name in [name for name in self._run_files if name not in merging]:
+        for name in [name for name in self.run_files if name not in merging]:
             for alive in self._look(state, name):
                 looks -= 1
                 if alive or looks <= 0:
                     break
             else:
-                self._run_files.remove(name)
-        self._capture = Capture(state, term, self._run_files)
+                self.run_files.remove(name)
+        self._capture = Capture(state, term, self.run_files)
 
     def step(self, state: StateMachine, visits: int) -> Job | None:
         """Visit up to ``visits`` more partitions; returns a job once the state is captured, and again when
@@ -350,7 +354,7 @@ class Checkpoints:
         name = None
         if copy.tables:
             name = f"{copy.index:016x}.runs"
-            self._run_files.append(name)
+            self.run_files.append(name)
             copy.meta["run_files"].append(name)
         self._running = CheckpointJob(self._disk, self.files, self._kept, copy, name, state.timers.store)
         return self._running
@@ -395,12 +399,23 @@ class Checkpoints:
 
     def _choose_merge(self, state: StateMachine) -> None:
         """What is to be merged now, if anything."""
-        self._merge = next_merge(self._disk, self.files, state.timers.store, state.applied_index)
-        if self._merge is not None:
+        store = state.timers.store
+        if timers := choose_timers(store.files, store.cursor, self._timer_classes):
+            self._merge = MergeJob(
+                self._disk, self.files, timers, store.cursor, state.applied_index, self._slice_bytes
+            )
             return
-        chosen = choose([self._runs[name] for name in self._run_files if name in self._runs], self._fan_in)
+        chosen = choose([self._runs[name] for name in self.run_files if name in self._runs], self._fan_in)
         if chosen:
-            self._merge = RunMergeJob(self._disk, self.files, self._kept, chosen, self._reserve_bytes)
+            self._merge = RunMergeJob(
+                self._disk,
+                self.files,
+                self._kept,
+                chosen,
+                self._reserve_bytes,
+                self._slice_bytes,
+                self._piece_bytes,
+            )
             self._plan = self._merge.plan(state)
 
     def _swap_merged(self, state: StateMachine, job: RunMergeJob) -> Iterator[None]:
@@ -410,8 +425,8 @@ class Checkpoints:
                 partition.index.merged(table, job.files)
             yield
         names = [file.name for file in job.files]
-        at = self._run_files.index(names[0])
-        self._run_files[at : at + len(names)] = [] if job.runs is None else [job.name]
+        at = self.run_files.index(names[0])
+        self.run_files[at : at + len(names)] = [] if job.runs is None else [job.name]
         for name in names:
             del self._runs[name]
         if job.runs is not None:
@@ -426,7 +441,7 @@ class Checkpoints:
         tables = job.snapshot.tables
         if job.run_file is not None and job.runs is None:
             # Its runs stay on the heap as sealed tables; write them with the next one.
-            self._run_files.remove(job.run_file)
+            self.run_files.remove(job.run_file)
             while tables:
                 slot, columns = tables.popitem()
                 if slot in state.topics.slots:
@@ -438,7 +453,7 @@ class Checkpoints:
                 tables.pop(slot, None)  # so that those on the heap are released one by one too
                 snapshots.adopt(state, slot, table)
                 yield
-        for name in self._run_files:
+        for name in self.run_files:
             for _ in self._look(state, name):
                 yield
         if job.error is None:
@@ -468,7 +483,7 @@ class Checkpoints:
         found = [name for name in names if name.endswith(".snap") and name not in kept]
         if all(index in self._named for index in self.indexes):
             needed = {name for named in self._named.values() for name in named}
-            needed.update(self._run_files, self._read())
+            needed.update(self.run_files, self._read())
             parts = [name for name in names if name.endswith(STATE_PARTS) and name not in needed]
             for name in parts:
                 self._runs.pop(name, None)
@@ -494,7 +509,7 @@ class Checkpoints:
     def _drop_damaged_part(self, name: str) -> bool:
         """A start that finds it damaged uses an older snapshot and redoes the log, so it may belong to a
         snapshot that is not used. Of a snapshot whose files are not known, it may be one."""
-        if name in self._run_files or name in self._read():
+        if name in self.run_files or name in self._read():
             return False
         using = [index for index in self.indexes if name in self._named.get(index, (name,))]
         for index in using:
@@ -559,7 +574,7 @@ class Checkpoints:
                 # UnknownVersion too: one flipped bit can cause it. What follows is redone from the log.
                 self._report(f"{name} is damaged and not used: {error}")
                 continue
-            self._run_files = list(run_files)
+            self.run_files = list(run_files)
             self._named[state.applied_index] = files
             self.indexes.insert(0, int(name[:-5], 16))
             chosen = state, term

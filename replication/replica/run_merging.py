@@ -78,9 +78,12 @@ class RunMergeJob:
         kept: KeptBlocks,
         files: Sequence[RunFile],
         reserve_bytes: int = 0,
+        slice_bytes: int = SLICE_BYTES,
+        piece_bytes: int = PIECE_BYTES,
     ) -> None:
         """``reserve_bytes``: the free space that a merge leaves. Inputs go after two more snapshots, and
         there are none while the leader refuses work because of its disk."""
+        self._slice_bytes, self._piece_bytes = slice_bytes, piece_bytes
         self.files = files
         self._reserve_bytes = reserve_bytes
         self.name = next(name for name in _names(files) if not disk.exists(name))
@@ -110,7 +113,7 @@ class RunMergeJob:
             for size in self._steps:
                 rest()
                 done += size
-                if done >= SLICE_BYTES:
+                if done >= self._slice_bytes:
                     return
         except DiskFull as error:  # nothing is lost; the next checkpoint tries again
             self.error = error
@@ -122,14 +125,14 @@ class RunMergeJob:
         if free - size < self._reserve_bytes:
             raise DiskFull(f"{free} bytes are free, and {self._reserve_bytes} must be left beside {size}")
         for file in self.files:
-            yield from file.verify(PIECE_BYTES)
-        parts = _Parts(self.files, self._alive)
+            yield from file.verify(self._piece_bytes)
+        parts = _Parts(self.files, self._alive, self._piece_bytes)
         yield from parts.find()
         if not len(parts):
             return
         temporary = self.name + ".tmp"
         self._disk.remove(temporary)
-        out = _Output(self._disk.open(temporary, create=True))
+        out = _Output(self._disk.open(temporary, create=True), self._slice_bytes, self._piece_bytes)
         pieces = list[bytes]()
         for packed in parts.directory():
             pieces.append(packed)
@@ -158,8 +161,8 @@ class _Parts:
     """Which tables of the inputs make which table of the result: for each slot a number of each input, -1 for
     none."""
 
-    def __init__(self, files: Sequence[RunFile], alive: Mapping[int, int]) -> None:
-        self._files, self._alive = files, alive
+    def __init__(self, files: Sequence[RunFile], alive: Mapping[int, int], piece_bytes: int) -> None:
+        self._files, self._alive, self._piece_bytes = files, alive, piece_bytes
         self._slots = array("Q")
         self._numbers = array("q")
 
@@ -198,7 +201,7 @@ class _Parts:
     def columns(self, index: int) -> Iterator[bytes]:
         """The bytes of a table of the result, in pieces."""
         tables = [(file, number, len(file.table(number))) for file, number in self._of(index)]
-        if RUN_BYTES * sum(rows for _, _, rows in tables) <= PIECE_BYTES:
+        if RUN_BYTES * sum(rows for _, _, rows in tables) <= self._piece_bytes:
             whole = [(file.read_table(number), 8 * rows) for file, number, rows in tables]
             yield b"".join(
                 data[column * size : (column + 1) * size] for column in range(COLUMNS) for data, size in whole
@@ -206,7 +209,7 @@ class _Parts:
             return
         for column in range(COLUMNS):
             for file, number, _ in tables:
-                yield from file.read_column(number, column, PIECE_BYTES)
+                yield from file.read_column(number, column, self._piece_bytes)
 
     def compare(self, merged: RunFile) -> Iterator[int]:
         """Raise CorruptLog unless the result has what its inputs had, without a gap."""
@@ -232,8 +235,9 @@ class _Parts:
 class _Output:
     """The result, as far as it is written. Its head is written last, when the checksum is known."""
 
-    def __init__(self, file: File) -> None:
+    def __init__(self, file: File, slice_bytes: int, piece_bytes: int) -> None:
         self._file = file
+        self._slice_bytes, self._piece_bytes = slice_bytes, piece_bytes
         self._parts: list[bytes] = []
         self._waiting = self._told = self._directory = self._unsynced = 0
         self._crc = 0
@@ -245,7 +249,7 @@ class _Output:
     def write(self, data: bytes) -> None:
         self._parts.append(data)
         self._waiting += len(data)
-        if self._waiting >= PIECE_BYTES:
+        if self._waiting >= self._piece_bytes:
             self._flush()
 
     def _flush(self) -> None:
@@ -255,7 +259,7 @@ class _Output:
         self._parts, self._waiting = [], 0
         self._told += len(data)
         self._unsynced += len(data)
-        if self._unsynced >= SLICE_BYTES:  # or commits would wait for all of it
+        if self._unsynced >= self._slice_bytes:  # or commits would wait for all of it
             self._file.sync()
             self._unsynced = 0
 

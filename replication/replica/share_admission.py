@@ -157,7 +157,7 @@ class ShareAdmission:
         self._state, self._rows, self._topics, self._releases = state, rows, topics, releases
         self._failures, self._dead = Failures(state, rows), DeadOrigins(rows)
         #: Ranges in entries that may be in the log and are not applied yet, by their identity.
-        self._under_way: dict[Key, dict[int, Sequence[int]]] = {}
+        self.under_way: dict[Key, dict[int, Sequence[int]]] = {}
         #: Dead letters that transactions will hold, in such entries.
         self._holding: dict[Key, dict[int, Sequence[int]]] = {}
         #: Groups whose deletion may be in the log and is not applied yet.
@@ -171,7 +171,7 @@ class ShareAdmission:
 
     def forget(self) -> None:
         """Leadership is lost: the next leader applies everything in its log before it composes an entry."""
-        self._under_way.clear()
+        self.under_way.clear()
         self._holding.clear()
         self._deleting.clear()
         self._rows.forget()
@@ -365,7 +365,7 @@ class ShareAdmission:
         if partition is None or partition.number != letters.partition:
             return [int(ResultCode.UNKNOWN_TOPIC), [dead_topic(letters.group)]]
         key = letters.group, partition.slot
-        if any(overlap(flat, letters.ranges) for flat in self._under_way.get(key, _NOTHING).values()):
+        if any(overlap(flat, letters.ranges) for flat in self.under_way.get(key, _NOTHING).values()):
             return _RETRY
         if (refusal := self._refusal_of_more(letters.group, partition, begins=False)) is not None:
             return refusal
@@ -441,7 +441,7 @@ class ShareAdmission:
     def _is_settled(self, key: Key, pair: Pair, offset: int) -> bool:
         """Whether it is final, or about to be."""
         return pair.has(offset) or any(
-            _within(flat, offset) for flat in self._under_way.get(key, _NOTHING).values()
+            _within(flat, offset) for flat in self.under_way.get(key, _NOTHING).values()
         )
 
     def _forward(self, writer: EntryWriter, targets: dict[Partition, list[tuple[int, bytes]]]) -> None:
@@ -482,7 +482,7 @@ class ShareAdmission:
     def _note(self, writer: EntryWriter, group: str, partition: Partition, ranges: Sequence[int]) -> None:
         key = group, partition.slot
         self._finishing(writer).ranges.append((key, ranges))
-        self._under_way.setdefault(key, {})[id(ranges)] = ranges
+        self.under_way.setdefault(key, {})[id(ranges)] = ranges
         if self.leases is not None and (pair := self._state.shares.get(group, partition)) is not None:
             it = iter(ranges)
             for first, last in zip(it, it, strict=True):
@@ -504,11 +504,11 @@ class ShareAdmission:
             if not holding:
                 self._holding.pop(key, None)
         for key, ranges in finishing.ranges:
-            under_way = self._under_way.get(key)
+            under_way = self.under_way.get(key)
             if under_way is not None:
                 under_way.pop(id(ranges), None)
                 if not under_way:
-                    del self._under_way[key]
+                    del self.under_way[key]
             leases, pair = self.leases, self._state.shares.pairs.get(key)
             if leases is None:
                 continue

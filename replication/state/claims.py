@@ -131,9 +131,11 @@ class Claim(NamedTuple):
 
 class Claims:
     """``by_name``: in the order of their last use. ``open``: the numbered transactions that are open here;
-    ``overtaken``: those about which nobody is asked. Changed in the applying thread only."""
+    ``overtaken``: those about which nobody is asked. ``kept``: names, at most; the same on every replica.
+    Changed in the applying thread only."""
 
-    def __init__(self) -> None:
+    def __init__(self, kept: int = CLAIMS_KEPT) -> None:
+        self._kept = kept
         self.by_name: dict[str, Claim] = {}
         self.open: dict[TxKey, Claimed] = {}
         self._busy: dict[str, TxKey] = {}  # name -> the one of ``open``
@@ -156,7 +158,7 @@ class Claims:
         known = self.by_name.pop(name, None)
         if known is None:
             if not self._make_room(now_ms):
-                return [int(ResultCode.TOO_MANY_CLAIMS), CLAIMS_KEPT]
+                return [int(ResultCode.TOO_MANY_CLAIMS), self._kept]
             known = Claim(0, "", UNNUMBERED, b"", now_ms)
         if epoch > known.epoch:
             known = known._replace(epoch=epoch, claimant=claimant)
@@ -249,7 +251,7 @@ class Claims:
 
     def _make_room(self, now_ms: int) -> bool:
         """Forget claims until there is room for one; False if none may be forgotten."""
-        while len(self.by_name) >= CLAIMS_KEPT:
+        while len(self.by_name) >= self._kept:
             for name, claim in self.by_name.items():
                 if claim.used_ms > now_ms - KEPT_MS:
                     return False

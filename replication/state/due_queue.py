@@ -508,15 +508,17 @@ def overdue(
     politely: Callable[[Iterable[tuple[str, AppTransactions]]], Iterable[tuple[str, AppTransactions]]] = iter,
     *,
     late_ms: int = 0,
+    look_max: int = OVERDUE_LOOK_MAX,
 ) -> OverdueReport:
-    """How many are overdue by more than ``late_ms`` (0: ``OVERDUE_MS``), and the one that has waited longest.
+    """How many are overdue by more than ``late_ms`` (0: ``OVERDUE_MS``), and the one that has waited longest,
+    of about ``look_max`` that are read.
 
     Branches do not count: their home's transaction is checked, and home is asked about them. Parked ones do
     not count either: they wait for a person. ``politely`` wraps the iteration over apps, to let other threads
     run. For any thread.
     """
     limit_ms = now_ms - (late_ms or OVERDUE_MS)
-    count, left, limited = 0, OVERDUE_LOOK_MAX, False
+    count, left, limited = 0, look_max, False
     first_ms, whose = limit_ms, ("", "", "")
     # The list is made in one step of the interpreter: the applying thread changes the map meanwhile.
     apps = list(islice(table.apps.items(), APPS_MAX))

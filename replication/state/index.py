@@ -101,12 +101,12 @@ class PartitionIndex:
         "_lock",
         "_low",
         "_lows",
-        "_sealed",
         "_sizes",
         "_start",
         "bytes",
         "end",
         "last_time_ms",
+        "sealed",
     )
 
     def __init__(self, start: int = 0, end: int = 0, last_time_ms: int = 0, cuts: Cuts | None = None) -> None:
@@ -117,7 +117,7 @@ class PartitionIndex:
         self._cut, self._floor = self._cuts.number, self._cuts.floor
         self._at_cut: AtCut | None = None
         self._active, self._low = _NONE, _NO_LOW  # runs since the last cut, and their lowest log index
-        self._sealed: list[Table] = []
+        self.sealed: list[Table] = []
         #: Of the first sealed table, if that is stored: the lowest log index from a start on.
         self._first_low = (-1, 0)
         #: Of each sealed table: first offset, lowest log index, bytes. 0: not known yet (see ``_know``).
@@ -193,8 +193,8 @@ class PartitionIndex:
 
     def _table_of(self, offset: int) -> Table:
         at = max(bisect_right(self._bases, offset) - 1, 0)
-        if at < len(self._sealed) and self._sealed[at].end > offset:
-            return self._sealed[at]
+        if at < len(self.sealed) and self.sealed[at].end > offset:
+            return self.sealed[at]
         return self._active
 
     def span(self, start: int, end: int, max_bytes: int) -> tuple[int, int]:
@@ -223,8 +223,8 @@ class PartitionIndex:
         start = self.start
         with self._lock:
             # Times rise with the offsets, across tables too.
-            at = bisect_left(self._sealed, time_ms, key=lambda table: table.last_time_ms)
-            table = self._sealed[at] if at < len(self._sealed) else self._active
+            at = bisect_left(self.sealed, time_ms, key=lambda table: table.last_time_ms)
+            table = self.sealed[at] if at < len(self.sealed) else self._active
             found = table.offset_at(time_ms) if isinstance(table, RunTable) else None
             end = self.end
         if isinstance(table, StoredTable):
@@ -262,7 +262,7 @@ class PartitionIndex:
         table = self._active
         if table is _NONE:
             return None
-        self._sealed.append(table)
+        self.sealed.append(table)
         self._bases.append(table.base)
         self._lows.append(self._low)
         self._sizes.append(0)
@@ -291,9 +291,9 @@ class PartitionIndex:
         with self._lock:
             at = bisect_left(self._bases, base)
             if at < len(self._bases) and self._bases[at] == base:
-                self._sealed[at] = table
+                self.sealed[at] = table
             else:
-                self._sealed.insert(at, table)
+                self.sealed.insert(at, table)
                 self._bases.insert(at, base)
                 self._lows.insert(at, 0)
                 self._sizes.insert(at, 0)
@@ -304,18 +304,16 @@ class PartitionIndex:
         """One table has what those of these files had, as far as they are still there."""
         with self._lock:
             old = [
-                at
-                for at, one in enumerate(self._sealed)
-                if isinstance(one, StoredTable) and one.file in files
+                at for at, one in enumerate(self.sealed) if isinstance(one, StoredTable) and one.file in files
             ]
             if not old:
                 return
             first, last = old[0], old[-1]
             assert last - first == len(old) - 1, "merged files have other runs between them"
             assert table.base <= self._bases[first], "the merged table lacks runs"
-            assert table.end == self._sealed[last].end, "the merged table ends elsewhere"
+            assert table.end == self.sealed[last].end, "the merged table ends elsewhere"
             self._drop(first, last + 1)
-            self._sealed.insert(first, table)
+            self.sealed.insert(first, table)
             self._bases.insert(first, table.base)
             self._lows.insert(first, 0)
             self._sizes.insert(first, 0)
@@ -323,11 +321,11 @@ class PartitionIndex:
 
     def _know(self, at: int) -> None:
         """Compute the sums of a sealed table: they do not change any more."""
-        self._lows[at] = self._lows[at] or self._sealed[at].low
-        self._sizes[at] = self._sizes[at] or self._sealed[at].size()
+        self._lows[at] = self._lows[at] or self.sealed[at].low
+        self._sizes[at] = self._sizes[at] or self.sealed[at].size()
 
     def _drop(self, first: int, end: int) -> None:
-        for tables in (self._sealed, self._bases, self._lows, self._sizes):
+        for tables in (self.sealed, self._bases, self._lows, self._sizes):
             del tables[first:end]
         self._first_low = (-1, 0)
 
@@ -359,7 +357,7 @@ class PartitionIndex:
         below = [at for at, low in enumerate(self._lows) if low < log_index]
         keep = self._active.end_of_below(log_index) if self._low < log_index else None
         if keep is None and below:
-            keep = self._sealed[below[-1]].end_of_below(log_index)
+            keep = self.sealed[below[-1]].end_of_below(log_index)
         self._floor = log_index  # not before: what cannot be read is looked for again
         if keep is not None:
             self._begin_at(keep)
@@ -367,7 +365,7 @@ class PartitionIndex:
     def _begin_at(self, start: int) -> None:
         self._start = start = min(max(self._start, start), self.end)
         dropped = 0
-        for table in self._sealed:
+        for table in self.sealed:
             if table.end > start:
                 break
             dropped += 1
@@ -389,7 +387,7 @@ class PartitionIndex:
             for at in range(len(self._lows) - 1, -1, -1):
                 if not left or self._sizes[at]:  # those before it came from a file, with their sums
                     break
-                left -= self._sealed[at].sum_up(left)
+                left -= self.sealed[at].sum_up(left)
             return blocks - left
 
     def oldest_log_index(self) -> int | None:
@@ -402,7 +400,7 @@ class PartitionIndex:
             if not lows:
                 return self._lowest(self._active, self._low, start)
             if self._first_low[0] != start:  # else it would be read anew in each round of retention
-                self._first_low = start, self._lowest(self._sealed[0], lows[0], start)
+                self._first_low = start, self._lowest(self.sealed[0], lows[0], start)
             lowest = self._first_low[1]
             if len(lows) > 1:  # all but the first one are entirely live
                 lowest = min(lowest, min(lows[1:]))
@@ -425,7 +423,7 @@ class PartitionIndex:
             if 0 in self._sizes:  # a table sealed for the snapshot under way
                 for at in range(len(self._sizes)):
                     self._know(at)
-            keep, at = self.end, len(self._sealed)
+            keep, at = self.end, len(self.sealed)
             table: Table = self._active
             while True:
                 row, size = table.fitting(limit)
@@ -438,4 +436,4 @@ class PartitionIndex:
                 if not at:
                     return start
                 at -= 1
-                table = self._sealed[at]
+                table = self.sealed[at]

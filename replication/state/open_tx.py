@@ -292,9 +292,21 @@ class View:
 class OpenTable(Mapping[str, OpenTx]):
     """tx_id -> record. Changed only by ``AppTransactions`` and the state machine."""
 
-    __slots__ = ("_changed", "_first", "_front", "_holders", "gone", "old", "young")
+    __slots__ = (
+        "_ages_at",
+        "_changed",
+        "_first",
+        "_front",
+        "_holders",
+        "_step",
+        "gone",
+        "old",
+        "young",
+    )
 
-    def __init__(self) -> None:
+    def __init__(self, young_max: int = YOUNG_MAX, step: int = STEP) -> None:
+        """``step``: entries that one call moves or merges, about."""
+        self._step, self._ages_at = step, young_max + step
         self.young: dict[str, Entry] = {}
         self.old: dict[str, Entry] = {}
         self.gone: set[str] = set()  # settled, but still in ``old``
@@ -461,16 +473,17 @@ class OpenTable(Mapping[str, OpenTx]):
 
     def age(self) -> None:
         """Move older entries to the old table, in steps."""
-        if len(self.young) < YOUNG_MAX + STEP or self._holders:
+        if len(self.young) < self._ages_at or self._holders:
             return
+        step = self._step
         for _ in range(2):  # twice as fast as they arrive, to catch up after a view
-            self._settle(STEP)
+            self._settle(step)
             if self.gone or self._changed:
                 return  # an id may be in ``gone`` and, opened again, also in ``young``
-            for tx_id, record in list(islice(self.young.items(), STEP)):
+            for tx_id, record in list(islice(self.young.items(), step)):
                 self.old[tx_id] = record
                 del self.young[tx_id]
-            if len(self.young) < YOUNG_MAX + STEP:
+            if len(self.young) < self._ages_at:
                 return
 
     # -------------------------------------------------------------- views
@@ -478,7 +491,7 @@ class OpenTable(Mapping[str, OpenTx]):
     def hold(self) -> View:
         """The table as it is now. Until ``release``, changes to old entries are recorded beside them."""
         if not self._holders:
-            self._settle(STEP)  # the rest is copied, at a tenth of the cost of merging it
+            self._settle(self._step)  # the rest is copied, at a tenth of the cost of merging it
         self._holders += 1
         return View(self.old, self.young.copy(), self.gone.copy(), self._changed.copy())
 

@@ -86,9 +86,11 @@ Copy: TypeAlias = list[list[Settling]]
 class TransactionHistory:
     """Changed in the applying thread only; any thread may read."""
 
-    __slots__ = ("_counts", "_rings")
+    __slots__ = ("_counts", "_kept", "_rings")
 
-    def __init__(self) -> None:
+    def __init__(self, kept: tuple[int, int] = LIVES_KEPT) -> None:
+        """``kept``: transactions in each ring, the usual case first."""
+        self._kept = kept
         self._rings: tuple[deque[Settling], deque[Settling]] = deque(), deque()
         self._counts = [0, 0]
 
@@ -99,7 +101,7 @@ class TransactionHistory:
         ring = self._rings[which]
         ring.append(settling)
         count = self._counts[which] + len(settling.tx_ids)
-        while count > LIVES_KEPT[which] and len(ring) > 1:
+        while count > self._kept[which] and len(ring) > 1:
             count -= len(ring.popleft().tx_ids)
         self._counts[which] = count
 

@@ -274,16 +274,16 @@ FAN_IN: Final = 8
 SLICE: Final = 2_048
 
 
-def choose(files: Sequence[SealedFile], cursor: bytes) -> list[SealedFile]:
+def choose(files: Sequence[SealedFile], cursor: bytes, classes: Sequence[int] = CLASSES) -> list[SealedFile]:
     """The files to merge now; none if there are few. A single large one: most of it is released. Reads no
     record."""
-    by_class: list[list[SealedFile]] = [[] for _ in range(len(CLASSES) + 1)]
+    by_class: list[list[SealedFile]] = [[] for _ in range(len(classes) + 1)]
     for file in files:
-        by_class[bisect_right(CLASSES, file.about_after(cursor))].append(file)
+        by_class[bisect_right(classes, file.about_after(cursor))].append(file)
     for some in by_class:
         if len(some) >= FAN_IN:
             return some[:FAN_IN]
-    return next(([f] for f in files if len(f) >= CLASSES[0] and f.about_after(cursor) < len(f) // 2), [])
+    return next(([f] for f in files if len(f) >= classes[0] and f.about_after(cursor) < len(f) // 2), [])
 
 
 def merged(

@@ -205,7 +205,8 @@ class TimerStore:
     """The records of one broker group. What it holds follows from the log alone; how it is split into memory
     and files does not, and no answer depends on it."""
 
-    def __init__(self) -> None:
+    def __init__(self, looks_per_call: int = LOOKS_PER_CALL) -> None:
+        self._looks_per_call = looks_per_call
         self.cursor = FIRST_KEY  # all keys up to this one are released
         self._lock = Lock()  # held by whoever sorts or reads the lists below, for some ms at most
         self._young = Young()
@@ -298,7 +299,7 @@ class TimerStore:
         if runs is None:
             return [], after
         reached = last_key(until_ms)
-        for _ in range(LOOKS_PER_CALL):
+        for _ in range(self._looks_per_call):
             found, position = living_after(runs, after, behind(reached), limit)
             if found or position is None:
                 return found, reached if position is None else position

@@ -95,7 +95,7 @@ class Group:
 
     def call(self, gid: int, method: str, args: tuple[Any, ...], done: Callable[[Any], None]) -> None:
         self.world.calls.append((self.gid, gid, method))
-        if gid in self.world.down:
+        if gid in self.world.down or not self.world.serves(method, args[0]):
             self.world.call_later(0.1, lambda: done(None))
             return
         other = self.world.groups[gid]
@@ -103,7 +103,7 @@ class Group:
         self.world.call_later(0.001, lambda: done(answer))
 
     def write(self, request: bytes, done: Callable[[Sequence[Result] | None], None]) -> None:
-        results = self.submit(request, from_broker=True)
+        results = self.submit(request, from_broker=True) if self.world.serves("write", request) else None
         self.world.call_later(0.001, lambda: done(results))
 
     # ------------------------------------------------------------ what tests look at
@@ -148,6 +148,8 @@ class SeveralGroups:
         self.down: set[int] = set()
         #: Asked of each request of a client: True if its answer gets lost.
         self.lose: Callable[[int, bytes], bool] = lambda gid, request: False
+        #: Asked of each request between groups, and of what a leader itself writes: False if it is refused.
+        self.serves: Callable[[str, bytes], bool] = lambda method, request: True
         self.calls: list[tuple[int, int, str]] = []
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self.groups = [Group(self, gid, groups) for gid in range(groups)]

@@ -17,6 +17,7 @@ from escrowmq.replication.replica.releases import PrefetchedBodies
 from escrowmq.replication.replica.replica import Limits, Replica
 from escrowmq.replication.replica.validation import parse_request
 from escrowmq.replication.state.machine import StateMachine
+from escrowmq.replication.state.timers import BLOCK_ENTRIES
 from tests.support.reading import everything, named
 from tests.support.requests import TOPIC, Submitting
 
@@ -65,22 +66,31 @@ class Single(Submitting):
         gid: int = 0,
         groups: int = 1,
         bodies: Callable[[StateMachine, SegmentJournal], PrefetchedBodies] | None = None,
+        block_entries: int = BLOCK_ENTRIES,
     ) -> None:
         """``bodies``: makes whoever reads bodies of old messages; None: they are read where they are
-        needed."""
+        needed. ``block_entries``: of each block in which delayed messages are counted."""
+
+        def empty() -> StateMachine:
+            state = StateMachine(gid, groups)
+            state.timers.counts.block_entries = block_entries
+            return state
+
+        #: The clock of this machine that nobody sets; None: it goes as ``now_ms``.
+        self.monotonic_ms: int | None = None
         disk = RealDisk(where) if isinstance(where, Path) else where
         self.checkpoints = Checkpoints(disk, segment_bytes=segment_bytes, delay_bytes=delay_bytes)
         self.journal = SegmentJournal(
             disk, segment_bytes=segment_bytes, on_roll=lambda first: self.checkpoints.want(first - 1)
         )
-        state, _ = self.checkpoints.recover(lambda: StateMachine(gid, groups))
+        state, _ = self.checkpoints.recover(empty)
         self.replica = Replica(
             state=state,
             journal=self.journal,
             checkpoints=self.checkpoints,
             limits=limits or Limits(),
             start_job=self._run,
-            monotonic=lambda: self.now_ms / 1000,
+            monotonic=lambda: (self.now_ms if self.monotonic_ms is None else self.monotonic_ms) / 1000,
             bodies=bodies(state, self.journal) if bodies else None,
         )
         self.node = SingleNode(self.journal, self.replica)

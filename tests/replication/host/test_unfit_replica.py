@@ -207,7 +207,7 @@ def test_whoever_cannot_read_run_files_or_timers_makes_the_replica_leave_for_rep
     failed = fail_reads(monkeypatch, trio.path / f"r{victim}", suffix=".runs")
     parts = trio.alive[victim].parts
     reads, running, state = parts.reads, parts.running, parts.running.replica.state
-    stored = state.topics.find("t", 0).index._sealed[0]  # type: ignore[union-attr]
+    stored = state.topics.find("t", 0).index.sealed[0]  # type: ignore[union-attr]
     assert isinstance(stored, StoredTable) and len(stored) > 1
     leave, met = RunningReplica.leave, list[BaseException]()
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from escrowmq.replication.errors import OffsetGone
-from escrowmq.replication.log.disk import Disk, RealDisk
+from escrowmq.replication.log.disk import Disk, File, RealDisk
 from escrowmq.replication.log.journal import SegmentJournal
 from tests.sim.environment.disk import SimDisk
 from tests.support.one_replica import open_files
@@ -117,16 +117,26 @@ def test_readers_in_other_threads_see_the_same_bytes_during_writes_rolls_and_ret
     journal.close()
 
 
+class Remembering(RealDisk):
+    """Knows the files that were opened last."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.opened: dict[str, File] = {}
+
+    def open(self, name: str, create: bool = False) -> File:
+        file = self.opened[name] = super().open(name, create)
+        return file
+
+
 def test_a_read_in_progress_survives_retention(tmp_path: Path) -> None:
-    journal = sealed_log(RealDisk(tmp_path))
-    segment = journal._table.segments[0]
-    opened = journal._reader.open(segment)
-    file = opened.file
-    assert file is not None
+    disk, name = Remembering(tmp_path), "0000000000000001.log"
+    journal = sealed_log(disk)
+    journal.read(1)
+    file = disk.opened[name]  # another thread reads it just now
     journal.drop_before(9)
     journal.sync()
-    assert not (tmp_path / "0000000000000001.log").exists()
-    assert file.read(64, 40) == command(1)
+    assert not disk.exists(name) and file.read(64, 40) == command(1)
 
 
 def test_the_cache_is_bounded_once_entries_are_durable() -> None:
@@ -138,12 +148,13 @@ def test_the_cache_is_bounded_once_entries_are_durable() -> None:
     assert journal.read(1) == command(1)
 
 
-def test_memory_grows_by_positions_only_and_not_at_all_for_closed_segments() -> None:
-    journal = SegmentJournal(sim_disk(), segment_bytes=20_000, open_segments=2)
+def test_few_segments_are_open_however_many_are_read(tmp_path: Path) -> None:
+    journal = SegmentJournal(RealDisk(tmp_path), segment_bytes=20_000, open_segments=2, cache_bytes=0)
     fill(journal, range(1, 3001))
     journal.sync()
-    opened = [segment for segment in journal._table.segments if segment.opened is not None]
-    assert len(journal._table.segments) > 10
+    assert all(journal.read(index) == command(index) for index in range(1, 3001, 7))
+    assert len(journal.segments()) > 10
+    opened = [path for path in open_files() if path.startswith(str(tmp_path)) and path.endswith(".log")]
     assert len(opened) <= 3
 
 

@@ -8,7 +8,6 @@ import pytest
 
 from escrowmq.replication.format.membership import Members, encode_members, founding
 from escrowmq.replication.format.segment_format import log_name, sidecar_name
-from escrowmq.replication.log import journal as journal_module
 from escrowmq.replication.log.holes import StoredEntry
 from escrowmq.replication.log.journal import SegmentJournal
 from tests.sim.environment.disk import SimDisk
@@ -121,17 +120,3 @@ def test_a_sidecar_that_lacks_the_members_goes_before_the_entry_is_mended(
     assert not disk.exists(sidecar_name(1))
     disk.power_cut()
     assert opened(disk).members.current == CHANGED
-
-
-def test_without_both_precautions_the_members_are_forgotten(
-    disk: SimDisk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(SegmentJournal, "_has_untold", lambda self, segment: False)
-    write = journal_module.Mend
-    monkeypatch.setattr(journal_module, "Mend", lambda *about, sidecar_is_stale: write(*about))
-    log = hole_in_the_newest_segment(disk)
-    add(log, 9, 30)
-    mend(log)
-    log.close()
-    again = opened(disk)
-    assert not again.holes and again.members.current == BEGINNING

@@ -110,11 +110,11 @@ def test_nobody_without_the_secret_can_end_a_replica() -> None:
 
 def test_a_peer_that_lags_behind_cannot_end_one_that_is_newer() -> None:
     """A frame that names an incarnation which is not above ours is no reason to stop."""
-    b = Incarnations(Incarnation(2, "b"))
-    dialer, listener = sides(Incarnations(GHOST), gate("a"))
-    listener._gate.admit("b", NEWER)
+    a, b = gate("a"), Incarnations(GHOST)
+    dialer, listener = sides(b, a)
+    a.admit("b", NEWER)
     frame = refused_by(listener, proof_of(dialer, listener))
-    dialer._gate = b
+    b.own = Incarnation(2, "b")
     with pytest.raises(NotAuthorized, match="secret"):
         dialer.receive(frame)
 
@@ -224,13 +224,14 @@ def test_the_successors_link_ends_the_predecessors_and_tells_it() -> None:
 def test_a_link_to_a_process_whose_place_was_taken_meanwhile_is_closed_and_it_is_told() -> None:
     async def scene() -> None:
         with ThreadPoolExecutor(4) as pool:
-            async with transports(pool, gate("a"), Incarnations(GHOST)) as made:
+            known = gate("a")
+            async with transports(pool, known, Incarnations(GHOST)) as made:
                 (at_a, a), (at_ghost, ghost) = made
                 await ghost.start("127.0.0.1", 0)
                 await until(lambda: "b" in at_a.up)
                 a.drop_superseded("b")
                 assert "b" in at_a.up
-                a._gate.admit("b", NEWER)
+                known.admit("b", NEWER)
                 a.drop_superseded("b")
                 assert "b" not in at_a.up
                 await until(

@@ -183,7 +183,7 @@ def test_a_half_finished_tls_handshake_counts_as_a_stranger_and_is_put_out(
         address = leader.driver.address
         assert address is not None
         # All must be connected before the first one's time is over, on a busy machine too.
-        leader.driver._transport.handshake_timeout_s = 4.0
+        leader.driver.transport.handshake_timeout_s = 4.0
         opened = [socket.create_connection(address, timeout=5) for _ in range(tcp.STRANGERS_MAX + 5)]
         for sock in opened:
             sock.sendall(b"\x16\x03\x01\x02\x00\x01")  # a ClientHello that never ends

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from escrowmq.replication.raft.pysync import Core
+from escrowmq.replication.errors import SafetyViolation
 from tests.support.stage import OurMember, Stage, our_group
 
 
@@ -134,7 +134,7 @@ def test_who_leads_for_the_second_time_is_not_ready_before_its_new_entry_is_appl
     assert not a_leader_again()[-1][0]
 
 
-def test_an_opening_entry_that_outlives_its_leadership_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The test above, with the fix removed."""
-    monkeypatch.setattr(Core, "leadership_ended", lambda self: None)
-    assert a_leader_again()[-1][0]
+def test_a_newcomer_that_is_elected_all_the_same_stops() -> None:
+    newcomer = OurMember(our_group(), "r3", joining=True)
+    with pytest.raises(SafetyViolation):
+        newcomer.raft.role_changed(0, 2)

@@ -1,4 +1,4 @@
-"""Each duty gets its turn when it is due, and none is forgotten: to forget one is planted here for each."""
+"""Each duty gets its turn when it is due, and none is forgotten."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ import pytest
 
 from escrowmq.replication.format import ops, timer_ops
 from escrowmq.replication.format.codec import encode_row
-from escrowmq.replication.host.running_replica import TIMER_S, RunningReplica
-from escrowmq.replication.replica import admission, compaction, replica
+from escrowmq.replication.host.running_replica import TIMER_S
 from escrowmq.replication.replica.agenda import AT_ONCE, NEVER, Agenda, Duty
 from escrowmq.replication.replica.replica import Limits
-from escrowmq.replication.state import timers
 from tests.support.broker_group import BrokerGroup
 from tests.support.lease_dispatcher import LEASE_MS, OTHER, Desk
 from tests.support.requests import message, prepare
@@ -71,7 +69,7 @@ class Ticking(Desk):
     """Has the timer among its duties, as a replica of a broker, and knows nothing but ticks."""
 
     def __init__(self, path: Path, segment_bytes: int = 4_000) -> None:
-        super().__init__(path, segment_bytes=segment_bytes, limits=LIMITS)
+        super().__init__(path, segment_bytes=segment_bytes, limits=LIMITS, block_entries=4)
         self.replica.agenda.duties.insert(0, Duty("timer", self._timer))
 
     def _timer(self, now: float) -> float:
@@ -142,77 +140,28 @@ def what_waits_long_is_carried(desk: Ticking) -> None:
     assert desk.replica.admission.carrying.carried == 1
 
 
-Scene = Callable[[Ticking], None]
-#: A scene, and what is forgotten: a duty that does not say when it is due next, or what makes it due in that
-#: module.
-FORGOTTEN: list[tuple[Scene, str]] = [
-    (a_request_is_written, "admission"),
-    (requests_go_on_when_an_entry_ends, "replica"),
-    (delayed_messages_are_released, "entries"),
-    (leases_expire, "timer"),
-    (old_messages_go, "timer"),
-    (checkpoints_are_taken_slice_by_slice, "checkpoint"),
-    (what_waits_long_is_carried, "compaction"),
-]
-MODULES = {"admission": admission, "replica": replica, "compaction": compaction}
-
-
-def forget(desk: Ticking, what: str, patch: pytest.MonkeyPatch) -> None:
-    if what in MODULES:
-        patch.setattr(MODULES[what], "AT_ONCE", NEVER)
-        return
-    (duty,) = (duty for duty in desk.replica.agenda.duties if duty.name == what)
-    run = duty.run
-
-    def forgetful(now: float) -> float:
-        run(now)
-        return NEVER
-
-    duty.run = forgetful
-
-
-@pytest.mark.parametrize(("scene", "what"), FORGOTTEN)
-@pytest.mark.parametrize("planted", [False, True], ids=["as it is", "planted"])
-def test_a_forgotten_duty_is_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scene: Scene, what: str, planted: bool
-) -> None:
-    monkeypatch.setattr(timers, "BLOCK_ENTRIES", 4)
+@pytest.mark.parametrize(
+    "scene",
+    [
+        a_request_is_written,
+        requests_go_on_when_an_entry_ends,
+        delayed_messages_are_released,
+        leases_expire,
+        old_messages_go,
+        checkpoints_are_taken_slice_by_slice,
+        what_waits_long_is_carried,
+    ],
+)
+def test_no_duty_is_forgotten(tmp_path: Path, scene: Callable[[Ticking], None]) -> None:
     desk = Ticking(tmp_path)
     desk.begin(partitions=4)
     desk.tick(500)
-    if not planted:
-        scene(desk)
-    else:
-        forget(desk, what, monkeypatch)
-        with pytest.raises((AssertionError, IndexError)):
-            scene(desk)
+    scene(desk)
     desk.close()
 
 
-@pytest.mark.parametrize("planted", [False, True], ids=["as it is", "planted: the timer runs once"])
-def test_a_running_replica_s_timer_goes_on(
-    trio: BrokerGroup, monkeypatch: pytest.MonkeyPatch, planted: bool
-) -> None:
-    if planted:
-        run = RunningReplica._run_timer
-
-        def once(self: RunningReplica, now: float) -> float:
-            run(self, now)
-            return NEVER
-
-        for member in trio.alive.values():
-            duties = member.parts.running.replica.agenda.duties
-            (timer,) = (duty for duty in duties if duty.name == "timer")
-            monkeypatch.setattr(timer, "run", once.__get__(member.parts.running))
+def test_a_running_replica_s_timer_goes_on(trio: BrokerGroup) -> None:
     trio.topic(transaction_timeout_ms=300)
     trio.submit(prepare(["a"]))
     checks = trio.leader().parts.due_checks
-
-    def found() -> bool:
-        return bool(checks.due_pairs(0, 0, 0, 1, 0.1)[1].pairs)
-
-    if planted:
-        with pytest.raises(AssertionError):
-            wait_until(found, 1.5, what="it is due")
-    else:
-        wait_until(found, what="it is due")
+    wait_until(lambda: bool(checks.due_pairs(0, 0, 0, 1, 0.1)[1].pairs), what="it is due")

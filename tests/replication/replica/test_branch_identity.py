@@ -13,8 +13,7 @@ from escrowmq.replication.format import ops
 from escrowmq.replication.format.ops import PrepareExtra
 from escrowmq.replication.model import ResultCode
 from escrowmq.replication.replica.validation import parse_request
-from escrowmq.replication.state import decided
-from escrowmq.replication.state.open_tx import OpenTx
+from escrowmq.replication.state.decided import ACROSS_MAX
 from tests.support.several_groups import (
     APP,
     CHECK_S,
@@ -75,14 +74,6 @@ def test_an_index_of_one_log_says_nothing_of_another_ones(home_here: bool) -> No
     assert refusal(told[0]) != 0 and group.outcome("x") == "PREPARE"
     home_group = -1 if home_here else 2
     assert group.submit(ops.commit(APP, ["x"], "producer", [index], home_group)) == [[0]]
-
-
-def test_the_home_group_is_what_tells_them_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(OpenTx, "is_under", lambda record, home, index: record.home_record == index)
-    group = SeveralGroups(3).groups[1]
-    group.submit(ops.prepare(APP, TOPIC, ["x"], None, 0, 0, [1], 2, 0, PrepareExtra(home_index=[50])))
-    group.submit(ops.rollback(APP, ["x"], "producer", [50], 0))
-    assert group.outcome("x") == "ROLLBACK", "the transaction of group 2, by group 0's producer"
 
 
 def test_home_tells_a_roll_back_once_where_another_transaction_has_the_id() -> None:
@@ -157,16 +148,15 @@ def test_only_brokers_decide_in_the_name_of_a_home_group() -> None:
         assert parse_request(frame, from_broker=True)
 
 
-def test_home_takes_no_more_than_it_can_remember_and_never_refuses_a_decision(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_home_takes_no_more_than_it_can_remember_and_never_refuses_a_decision() -> None:
     world = SeveralGroups()
-    monkeypatch.setattr(decided, "ACROSS_MAX", 2)
+    across = world.groups[0].state.transactions.across
+    across.opened += ACROSS_MAX - 2  # room for two
     committed_at_home(world, "a")
     client, plan = prepared(world, "b")
     assert client.prepare(plan) == {}, "open already"  # type: ignore[arg-type]
     third = client.plan("c")
-    assert client.prepare(third) == {0: (ResultCode.TOO_MANY_OPEN, 1_000_000)}
+    assert client.prepare(third) == {0: (ResultCode.TOO_MANY_OPEN, ACROSS_MAX)}
     assert client.settle(plan) == {}  # type: ignore[arg-type]
     world.pass_time(1.0)
     assert client.prepare(client.plan("c")) == {} and nothing_left(world) is False

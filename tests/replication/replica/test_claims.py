@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +12,10 @@ from escrowmq.replication.format import ops
 from escrowmq.replication.format.codec import encode_command, encode_row
 from escrowmq.replication.format.ops import ROLLBACK, PrepareExtra
 from escrowmq.replication.model import ResultCode as Code
-from escrowmq.replication.replica import replica
-from escrowmq.replication.replica.replica import UNASKED_AGAIN_MS, Replica
-from escrowmq.replication.state.claims import Claims
+from escrowmq.replication.replica.replica import UNASKED_AGAIN_MS, UNASKED_MAX, Limits
 from escrowmq.replication.state.transactions import COMMITTED, ROLLED_BACK
 from tests.support.single import Single
+from tests.support.storage import take
 
 NAME = "outbox.shop.0"
 HOUR_MS = 3_600_000
@@ -159,62 +157,38 @@ def test_a_commit_that_waits_already_comes_first(tmp_path: Path) -> None:
     group.close()
 
 
-def as_of_this_leadership(patch: pytest.MonkeyPatch) -> None:
-    """A leader rolls back what it has seen overtaken itself, and nothing from before."""
-    pump = Replica.pump
-
-    def anew(self: Replica, now_ms: int) -> None:
-        if not self._leads:
-            self.state.claims.overtaken.waiting.clear()
-        pump(self, now_ms)
-
-    patch.setattr(Replica, "pump", anew)
-
-
 @pytest.mark.parametrize("how", ["another leader", "restart", "restart from a snapshot"])
-@pytest.mark.parametrize("planted", [False, True])
-def test_whoever_leads_next_rolls_back_what_was_overtaken(
-    how: str, planted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_whoever_leads_next_rolls_back_what_was_overtaken(how: str, tmp_path: Path) -> None:
     group = Group(tmp_path).begin()
     alone("x", group.claim(), group)
-    monkeypatch.setattr(group.replica.admission, "offer", lambda submission: False)
-    frame = ops.claim(NAME, 2, "next")
-    index = group.journal.last_index + 1
-    command = encode_command([frame], 1, group.now_ms)
-    group.journal.add(command, index, 1)
-    group.journal.sync()
-    group.replica.apply(index, 1, group.journal.read(index))
-    group.send(), group.pass_time(500)
-    monkeypatch.undo()
-    assert states(group, "x") == [None], "the leader was lost in between"
-    if planted:
-        as_of_this_leadership(monkeypatch)
+    entry = encode_command([ops.claim(NAME, 2, "next")], 1, group.now_ms)
+    group.node.propose(entry, lambda results, outcome: None)
+    group.node.held = []
+    group.pass_time(500)
+    assert len(group.node.held) == 1, "its rollback, which gets into no log"
+    ((_, done),), group.node.held = group.node.held, None
     if how == "another leader":
         group.node.ready = False
+        done(None, None)
         group.pass_time(250)
         group.fail_over()
     else:
         if how == "restart from a snapshot":
-            group.replica.checkpoints.begin(group.state, 1)
-            group.replica._checkpoint_slice()
+            take(group.checkpoints, group.state)
         group.close()
         group = Group(tmp_path)
         assert group.redone == 0 or how == "restart"
+    assert states(group, "x") == [None]
     group.send(), group.send()
-    assert states(group, "x") == [None if planted else ROLLED_BACK]
+    assert states(group, "x") == [ROLLED_BACK]
     group.close()
 
 
-def test_a_rollback_that_finds_no_room_is_written_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    group = Group(tmp_path).begin()
+def test_a_rollback_that_finds_no_room_is_written_later(tmp_path: Path) -> None:
+    group = Group(tmp_path, limits=Limits(queue_bytes_max=1)).begin()
     alone("x", group.claim(), group)
     group.claim()
-    monkeypatch.setattr(group.replica.admission, "offer", lambda submission: False)
-    group.send()
-    monkeypatch.undo()
+    group.publish("fills the queue")
     group.pass_time(UNASKED_AGAIN_MS - 500)
     assert states(group, "x") == [None]
     group.pass_time(1_000)
@@ -222,18 +196,18 @@ def test_a_rollback_that_finds_no_room_is_written_later(
     group.close()
 
 
-def test_many_are_rolled_back_in_portions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replica, "UNASKED_MAX", 2)
+def test_many_are_rolled_back_in_portions(tmp_path: Path) -> None:
     group = Group(tmp_path).begin()
-    first, ids = group.claim(), [f"x{n}" for n in range(5)]
-    for tx_id in ids:
-        alone(tx_id, first, group)
+    ids = [f"x{n}" for n in range(2 * UNASKED_MAX + 1)]
+    extra = PrepareExtra("p", heard_ms=group.now_ms, claim=(NAME, group.claim(), 0, b""), on_timeout=ROLLBACK)
+    frame = ops.prepare("shop", "t", ids, None, HOUR_MS, 0, [1] * len(ids), -1, 0, extra)
+    assert group.submit(frame) == [[0]]
     group.claim()
     left = []
     for _ in range(4):
         group.send()
         left.append(states(group, *ids).count(None))
-    assert left == [3, 1, 0, 0]
+    assert left == [UNASKED_MAX + 1, 1, 0, 0]
     group.close()
 
 
@@ -258,59 +232,17 @@ def test_one_that_is_prepared_again_meanwhile_stays_open(tmp_path: Path) -> None
     group.close()
 
 
-def no_digest(patch: pytest.MonkeyPatch) -> None:
-    """A claim forgets what it has committed."""
-    settled = Claims.settled
-
-    def rolled_back(self: Claims, app: str, tx_ids: Any, committed: bool) -> None:
-        settled(self, app, tx_ids, False)
-
-    patch.setattr(Claims, "settled", rolled_back)
-
-
-def several_open(patch: pytest.MonkeyPatch) -> None:
-    """Another attempt at a number may be open beside the first."""
-    refusal = Claims.refusal
-
-    def lenient(self: Claims, *given: Any) -> list[object] | None:
-        found = refusal(self, *given)
-        return None if found is not None and found[0] == Code.CLAIM_OPEN else found
-
-    patch.setattr(Claims, "refusal", lenient)
-
-
-def not_fenced(patch: pytest.MonkeyPatch) -> None:
-    """An earlier epoch goes on."""
-    refusal = Claims.refusal
-
-    def newest(self: Claims, app: str, tx_id: str, claimed: Any, *rest: Any) -> list[object] | None:
-        name, _, *others = claimed
-        return refusal(self, app, tx_id, (name, self.by_name[name].epoch, *others), *rest)
-
-    patch.setattr(Claims, "refusal", newest)
-
-
-@pytest.mark.parametrize("plant", [no_digest, several_open, not_fenced])
-def test_a_planted_fault_stores_a_batch_twice_or_lets_a_zombie_write(
-    plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    def story(folder: Path) -> list[str]:
-        folder.mkdir()
-        group = Group(folder).begin()
-        first = group.claim()
-        group.ship("1.0", first, 1, "a")
-        group.prepare("2.0", first, 2, "b")
-        second = group.claim()
-        group.ship("1.1", second, 1, "a")
-        group.ship("2.1", second, 2, "b")
-        for late in ("2.0", "3.0"):  # the paused one goes on
-            if group.prepare(late, first, int(late[0]), "zombie" if late == "3.0" else "b") == [0]:
-                group.submit(ops.commit("shop", [late]))
-        group.submit(ops.commit("shop", ["2.0"]))
-        texts = group.texts()
-        group.close()
-        return texts
-
-    assert story(tmp_path / "sound") == ["a", "b"]
-    plant(monkeypatch)
-    assert story(tmp_path / "planted") != ["a", "b"]
+def test_no_batch_is_stored_twice_and_a_zombie_that_goes_on_writes_nothing(tmp_path: Path) -> None:
+    group = Group(tmp_path).begin()
+    first = group.claim()
+    group.ship("1.0", first, 1, "a")
+    group.prepare("2.0", first, 2, "b")
+    second = group.claim()
+    group.ship("1.1", second, 1, "a")
+    group.ship("2.1", second, 2, "b")
+    for late in ("2.0", "3.0"):  # the paused one goes on
+        if group.prepare(late, first, int(late[0]), "zombie" if late == "3.0" else "b") == [0]:
+            group.submit(ops.commit("shop", [late]))
+    group.submit(ops.commit("shop", ["2.0"]))
+    assert group.texts() == ["a", "b"]
+    group.close()

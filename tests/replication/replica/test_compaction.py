@@ -14,21 +14,15 @@ from escrowmq.replication.format.timer_ops import owner_of
 from escrowmq.replication.log.segment import SegmentInfo
 from escrowmq.replication.model import ResultCode
 from escrowmq.replication.replica import compaction
-from escrowmq.replication.replica.compaction import Compaction, worth_carrying
+from escrowmq.replication.replica.compaction import worth_carrying
 from escrowmq.replication.replica.replica import Limits
-from escrowmq.replication.state import timers
 from escrowmq.replication.timers.record import TIME_MAX
 from tests.support.requests import message
 from tests.support.single import Single
 
 OWNER, BLOCK = 7, 4
 FAR_MS = 1_000_000
-LIMITS = Limits(carry_ahead_ms=100)
-
-
-@pytest.fixture(autouse=True)
-def blocks_are_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timers, "BLOCK_ENTRIES", BLOCK)
+LIMITS = Limits(carry_ahead_ms=100, retention_interval_ms=0, retention_pause_ms=0)
 
 
 @pytest.fixture
@@ -38,9 +32,13 @@ def single(tmp_path: Path) -> Iterator[Single]:
     running.close()
 
 
+def started(path: Path) -> Single:
+    """Segments of four entries, and blocks of as many; retention keeps what it must."""
+    return Single(path, segment_bytes=4_000, limits=LIMITS, block_entries=BLOCK)
+
+
 def opened(path: Path) -> Single:
-    """Segments of four entries; retention keeps what it must."""
-    running = Single(path, segment_bytes=4_000, limits=LIMITS)
+    running = started(path)
     running.topic(partitions=2, retention_ms=1)
     return running
 
@@ -65,7 +63,6 @@ def fill(single: Single, count: int = 12) -> None:
 def retain(single: Single, ms: int = 400) -> None:
     """Retention, and passes if there is something to carry."""
     for _ in range(ms // 20):
-        single.replica._next_retention_ms = 0
         single.replica.on_timer(single.now_ms)
         single.send(now_ms=single.now_ms + 20)
 
@@ -83,26 +80,19 @@ def stored(single: Single) -> int:
     return len(records)
 
 
-@pytest.mark.parametrize("carries", [True, False])
-def test_a_message_that_waits_long_does_not_keep_the_log(
-    single: Single, monkeypatch: pytest.MonkeyPatch, carries: bool
-) -> None:
-    if not carries:  # planted: nothing is carried
-        monkeypatch.setattr(Compaction, "plan", lambda self, needed, segments: None)
+def test_a_message_that_waits_long_does_not_keep_the_log(single: Single) -> None:
     at = single.now_ms + FAR_MS
     schedule(single, at, at + 1)
     index = single.journal.last_index
     fill(single, 30)
     retain(single)
-    assert (single.journal.first_index > index) is carries
+    assert single.journal.first_index > index
     told = single.replica.admission.carrying
-    assert stored(single) == 2 and told.carried == (2 if carries else 0)
-    waiting_bytes = single.state.timers.counts.total_bytes
-    assert (told.entries, told.carried_bytes) == ((1, waiting_bytes) if carries else (0, 0))
+    assert stored(single) == 2 and told.carried == 2
+    assert (told.entries, told.carried_bytes) == (1, single.state.timers.counts.total_bytes)
     fill(single, 30)
     retain(single)
-    if carries:
-        assert single.journal.first_index > index + 30, "carried again, when the log has moved on"
+    assert single.journal.first_index > index + 30, "carried again, when the log has moved on"
     single.send(now_ms=at + 5)
     assert values(single) == [0, 1] and stored(single) == 0
 
@@ -150,7 +140,7 @@ def test_a_restart_and_a_snapshot_find_what_was_carried(tmp_path: Path) -> None:
         single.close()
         if redone:  # the older snapshot, and more of the log
             (tmp_path / f"{single.checkpoints.indexes[-1]:016x}.snap").unlink()
-        single = Single(tmp_path, segment_bytes=4_000, limits=LIMITS)
+        single = started(tmp_path)
         assert single.journal.first_index == kept and stored(single) == 2
     assert cancel(single, at + 1, 1) == [0], "cancelled before"
     single.send(now_ms=at + 5)
@@ -171,12 +161,7 @@ def test_what_is_cancelled_before_or_after_it_was_carried_is_never_readable(sing
     assert values(single) == [2, 3] and stored(single) == 0
 
 
-@pytest.mark.parametrize("waits", [True, False])
-def test_a_cancellation_waits_for_what_is_being_carried(
-    single: Single, monkeypatch: pytest.MonkeyPatch, waits: bool
-) -> None:
-    if not waits:  # planted: a carry against a cancellation
-        monkeypatch.setattr(Compaction, "waits", lambda self, submission: False)
+def test_a_cancellation_waits_for_what_is_being_carried(single: Single) -> None:
     at = single.now_ms + FAR_MS
     schedule(single, at, at + 1)
     single.replica.admission.carrying.begin(single.journal.last_index + 1)
@@ -185,11 +170,9 @@ def test_a_cancellation_waits_for_what_is_being_carried(
     assert len(single.node.held) == 1 and answers == []
     single.node.release()
     answers += single.send()
-    assert answers == [("ok", [[0]])]
-    if waits:
-        assert stored(single) == 1
+    assert answers == [("ok", [[0]])] and stored(single) == 1
     single.send(now_ms=at + 5)
-    assert (values(single) == [1]) is waits
+    assert values(single) == [1]
 
 
 def test_what_is_about_to_be_cancelled_is_left_behind(single: Single) -> None:
@@ -222,10 +205,7 @@ def test_a_release_waits_for_what_is_being_carried(single: Single) -> None:
     assert values(single) == [0, 1] and stored(single) == 0
 
 
-@pytest.mark.parametrize("kills_named_only", [True, False])
-def test_an_id_that_comes_again_keeps_its_message_when_the_older_one_is_carried(
-    single: Single, monkeypatch: pytest.MonkeyPatch, kills_named_only: bool
-) -> None:
+def test_an_id_that_comes_again_keeps_its_message_when_the_older_one_is_carried(single: Single) -> None:
     """The second one's message lies between the older one's old and new position."""
     at = single.now_ms + FAR_MS
 
@@ -234,9 +214,6 @@ def test_an_id_that_comes_again_keeps_its_message_when_the_older_one_is_carried(
         timed = timer_ops.pre_scheduled("t", 0, [0], [len(row)], [at], [0], [row], 0)
         single.submit(ops.prepare("app", "t", ["x"], None, 60_000, 0, [1], -1, 1) + timed)
 
-    if not kills_named_only:  # planted: a tombstone with the CARRY's own index
-        last = "escrowmq.replication.state.timer_operations.log_index_of"
-        monkeypatch.setattr(last, lambda record: single.journal.last_index - 1)
     prepare("1:older")
     single.submit(ops.commit("app", ["x"]))
     single.state.transactions.look("app").settled.young.clear()
@@ -246,10 +223,6 @@ def test_an_id_that_comes_again_keeps_its_message_when_the_older_one_is_carried(
     single.send(now_ms=single.now_ms + 60)
     assert single.replica.admission.carrying.carried == 1
     single.submit(ops.commit("app", ["x"]))
-    if not kills_named_only:
-        with pytest.raises(AssertionError):
-            stored(single)
-        return
     assert stored(single) == 2
     single.send(now_ms=at)
     assert sorted(values(single)) == [1, 2]
@@ -285,30 +258,21 @@ def test_a_refused_entry_is_carried_again(single: Single) -> None:
     assert single.replica.admission.carrying.carried == 1 and stored(single) == 1
 
 
-def test_an_entry_has_a_bounded_size_and_comes_after_a_while(
-    single: Single, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(compaction, "CARRIED_MAX", 3)
-    monkeypatch.setattr(compaction, "MESSAGES_PER_S", 100)
-    at = single.now_ms + FAR_MS
-    schedule(single, *(at + n for n in range(8)))
+def test_an_entry_has_a_bounded_size_and_comes_after_a_while(single: Single) -> None:
+    at, most, count = single.now_ms + FAR_MS, compaction.CARRIED_MAX, 2 * compaction.CARRIED_MAX + 100
+    schedule(single, *(at + n for n in range(count)))
     single.replica.admission.carrying.begin(single.journal.last_index + 1)
     seen: dict[int, int] = {}
     began_ms = single.now_ms
-    for _ in range(100):
+    for _ in range(200):
         single.send()
         seen.setdefault(single.replica.admission.carrying.carried, single.now_ms - began_ms)
-    assert seen == {3: 1, 6: 31, 8: 61} and stored(single) == 8
+    pause_ms = most * 1000 // compaction.MESSAGES_PER_S
+    assert seen == {most: 1, 2 * most: 1 + pause_ms, count: 1 + 2 * pause_ms} and stored(single) == count
 
 
-@pytest.mark.parametrize("planted", [False, True])
-def test_whatever_happens_each_is_delivered_once_or_cancelled(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, planted: bool
-) -> None:
+def test_whatever_happens_each_is_delivered_once_or_cancelled(tmp_path: Path) -> None:
     """Messages are scheduled, carried, cancelled and released in any order, with restarts, against a dict."""
-    if planted:  # CARRY without the rule: old copies live on
-        monkeypatch.setattr("escrowmq.replication.state.timer_operations.tombstone", lambda *about: b"")
-    wrong = 0
     for seed in range(6):
         rng = random.Random(seed)
         single = opened(tmp_path / str(seed))
@@ -337,7 +301,7 @@ def test_whatever_happens_each_is_delivered_once_or_cancelled(
             else:
                 term = single.node.term
                 single.close()
-                single = Single(tmp_path / str(seed), segment_bytes=4_000, limits=LIMITS)
+                single = started(tmp_path / str(seed))
                 single.node.term = term
             for _ in range(3):
                 single.send(now_ms=single.now_ms + 20)
@@ -346,9 +310,8 @@ def test_whatever_happens_each_is_delivered_once_or_cancelled(
             single.send()
         delivered = sorted(values(single))
         expected = sorted(ordinal for ordinal, time_ms in due.items() if time_ms >= 0)
-        wrong += delivered != expected or single.state.timers.counts.total != 0
+        assert delivered == expected and single.state.timers.counts.total == 0, f"seed {seed}"
         single.close()
-    assert (wrong > 0) is planted
 
 
 def segments_of(*firsts: int, size: int = 100) -> list[SegmentInfo]:

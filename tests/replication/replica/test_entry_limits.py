@@ -12,8 +12,7 @@ from escrowmq.replication.format import ops
 from escrowmq.replication.format.codec import decode_command
 from escrowmq.replication.format.operation import OpType
 from escrowmq.replication.raft.node import COMMAND_BYTES_MAX
-from escrowmq.replication.replica import entry_writing
-from escrowmq.replication.replica.replica import APART_S, Replica
+from escrowmq.replication.replica.replica import APART_S
 from tests.support.requests import message, prepare
 from tests.support.single import Single
 
@@ -39,41 +38,17 @@ def far_behind(single: Single, commits: int, size: int) -> bytes:
     return b"".join(ops.commit("app", [tx_id]) for tx_id in ids)
 
 
-def test_what_is_copied_is_bounded_by_entry_and_not_by_decision(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_copied_is_bounded_by_entry_and_not_by_decision(tmp_path: Path) -> None:
     """Nine COMMITs, in a request of 468 bytes, made an entry of 35 MiB, which Raft refuses."""
-    size, kinds = nine_decisions(tmp_path, monkeypatch)
-    assert size < 50_000
-    assert kinds.count(OpType.TX_MESSAGE) == 1 and kinds.count(OpType.REF_MESSAGE) == 8
-
-
-def test_planted_a_bound_of_each_decision_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fresh = property(lambda self: entry_writing.COPY_BYTES_MAX, lambda self, left: None)
-    monkeypatch.setattr(entry_writing.EntryWriter, "copy_budget", fresh, raising=False)
-    size, kinds = nine_decisions(tmp_path, monkeypatch)
-    assert size > 9 * 39_000 and kinds.count(OpType.TX_MESSAGE) == 9
-
-
-def nine_decisions(path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[int, list[int]]:
-    """Bytes and operations of the entry, if one of nine decisions may be copied."""
-    monkeypatch.setattr(entry_writing, "COPY_BYTES_MAX", 40_000)
-    single = start(path, segment_bytes=MIB)
-    request = far_behind(single, 9, 39_000)
+    single = start(tmp_path)
+    request = far_behind(single, 9, 4 * MIB - 100)
     assert len(request) < 500
     assert single.submit(request) == [[0]] * 9
     command = single.journal.read(single.journal.last_index)
+    assert len(command) < 5 * MIB < COMMAND_BYTES_MAX
+    kinds = [op.type for op in decode_command(command)[1]]
+    assert kinds.count(OpType.TX_MESSAGE) == 1 and kinds.count(OpType.REF_MESSAGE) == 8
     assert len(single.texts()) == 9, "all of them can be read"
-    single.close()
-    return len(command), [op.type for op in decode_command(command)[1]]
-
-
-def test_an_entry_of_nine_decisions_is_taken_by_raft(tmp_path: Path) -> None:
-    """The same at full size."""
-    single = start(tmp_path)
-    request = far_behind(single, 9, 4 * MIB - 100)
-    assert single.submit(request) == [[0]] * 9
-    assert len(single.journal.read(single.journal.last_index)) < 5 * MIB < COMMAND_BYTES_MAX
     single.close()
 
 
@@ -113,16 +88,4 @@ def test_why_an_entry_was_refused_is_told_as_it_is(
     assert answers == [told]
     single.node.held = None
     assert single.submit(prepare(["a"])) == [[0]], "and the next one goes on"
-    single.close()
-
-
-def test_planted_refusals_of_one_kind_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A leader that calls every refusal a lack of leadership sends its clients away without end."""
-    monkeypatch.setattr(Replica, "_refused", lambda self, reason, requests: self.not_leader())
-    single = start(tmp_path)
-    single.node.held = []
-    answers = single.send(prepare(["a"]))
-    ((_, done),) = single.node.held
-    done(DiskFull("the leader's disk is full"), False)
-    assert answers == [("not_leader", None, 1)], "not the disk, and of this very leader"
     single.close()

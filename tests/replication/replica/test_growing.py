@@ -10,7 +10,6 @@ import pytest
 from escrowmq.replication.format import ops
 from escrowmq.replication.format.codec import encode_row
 from escrowmq.replication.model import ResultCode
-from escrowmq.replication.replica.admission import Admission
 from tests.support.requests import APP, TOPIC
 from tests.support.single import Single
 
@@ -52,16 +51,6 @@ def test_an_operator_waits_for_a_part_that_is_under_way(tmp_path: Path, one_entr
     assert single.submit(ops.commit(APP, ["x"], OPERATOR)) == [[0]]
     assert single.texts() == ["part 0", "part 1"]
     assert not single.replica.admission._growing
-
-
-@pytest.mark.parametrize("one_entry", [True, False])
-def test_with_that_taken_away_the_part_is_lost(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_entry: bool
-) -> None:
-    monkeypatch.setattr(Admission, "_growing_of", lambda self, app, tx_ids: set())
-    single, grown, decided = committed_beside(tmp_path, OPERATOR, one_entry=one_entry)
-    assert (grown, decided) == ([[0]], [[0]])
-    assert single.texts() == ["part 0"]
 
 
 def test_the_producer_and_whoever_rolls_back_do_not_wait(tmp_path: Path) -> None:

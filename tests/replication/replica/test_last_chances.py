@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from escrowmq.replication.model import ResultCode
-from escrowmq.replication.sharing import window
-from escrowmq.replication.sharing.leases import DRAIN_MS, Leases
+from escrowmq.replication.sharing.leases import DRAIN_MS
 from tests.support.lease_dispatcher import DEAD, LEASE_MS, ME, OTHER, RETRY, TICK_MS, Desk
 
 FINE = [f"fine {n}" for n in range(6)]
@@ -41,32 +40,13 @@ def consume(single: Desk, calls: int, first: int = 0) -> list[str]:
     return done
 
 
-@pytest.mark.parametrize("alone", [True, False])
-def test_only_the_message_that_kills_becomes_a_dead_letter(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone: bool
-) -> None:
-    if not alone:  # planted: whatever expires goes out together again
-        monkeypatch.setattr(window, "EXPIRIES_MAX", 99)
-        monkeypatch.setattr(Leases, "doubtful", property(lambda leases: False))
-        expire = window.Window.expire
-
-        def at_the_third(self: window.Window, grant: window.Grant, final: window.Final) -> list[window.Range]:
-            monkeypatch.setattr(window, "EXPIRIES_MAX", 2)
-            try:
-                return expire(self, grant, final)
-            finally:
-                monkeypatch.setattr(window, "EXPIRIES_MAX", 99)
-
-        monkeypatch.setattr(window.Window, "expire", at_the_third)
+def test_only_the_message_that_kills_becomes_a_dead_letter(tmp_path: Path) -> None:
     single = Desk(tmp_path)
     single.begin(max_attempts=1)
     single.put(*FINE[:3], "kills", *FINE[3:])
     done = consume(single, 20)
     dead = [value for _, value, _, _ in single.take(topics=(DEAD,), wanted=100)]
-    if alone:
-        assert dead == ["kills"] and sorted(done) == FINE
-    else:
-        assert sorted(dead) == sorted([*FINE, "kills"]) and not done
+    assert dead == ["kills"] and sorted(done) == FINE
     single.close()
 
 

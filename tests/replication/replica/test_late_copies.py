@@ -9,13 +9,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from escrowmq.replication.format import ops
 from escrowmq.replication.format.codec import encode_row
 from escrowmq.replication.format.ops import PrepareExtra
 from escrowmq.replication.model import ResultCode
-from escrowmq.replication.state.machine import StateMachine
 from escrowmq.replication.state.transactions import APP_AS_IDS
 from tests.support.single import Single
 
@@ -67,17 +64,6 @@ def test_a_copy_that_arrives_after_its_id_was_forgotten_is_refused(tmp_path: Pat
     # The check that would have followed: a truthful application says that it has committed.
     single.send(ops.commit("app", ["x"], "feedback"))
     assert single.texts().count("x") == 1, "committed twice"
-    single.close()
-
-
-def test_with_that_taken_away_it_is_committed_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(StateMachine, "_note_turn", lambda self: None)
-    single = small(tmp_path)
-    late = settle(single, "x")
-    forget(single)
-    assert single.send(late)[0][1] == [[0]], "opened again"
-    assert single.submit(ops.commit("app", ["x"], "feedback")) == [[0]]
-    assert single.texts().count("x") == 2
     single.close()
 
 

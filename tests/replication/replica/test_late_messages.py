@@ -15,7 +15,6 @@ import pytest
 from escrowmq.replication.format import ops
 from escrowmq.replication.format.codec import encode_row
 from escrowmq.replication.model import ResultCode
-from escrowmq.replication.state.dedup import ProducerMemory
 from tests.support.fed_state import FedState
 from tests.support.single import Single
 
@@ -113,15 +112,6 @@ def test_each_batch_is_stored_once_whatever_copies_of_it_arrive(seed: int) -> No
             deliver(*rng.choice(sent), rng.choice((0, 0, 1)))
     assert len(stored) == len(set(stored)) == 300
     assert 0 < refused < 3 * 300
-
-
-def test_that_look_is_what_refuses_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ProducerMemory, "is_stale", lambda self, heard_ms: False)
-    single = small(tmp_path)
-    request = store(single, "p")
-    forget(single)
-    assert single.submit(request)[0][0] == 0
-    assert single.texts().count("p-0-0") == 2
 
 
 def test_a_client_that_has_heard_of_what_was_forgotten_is_no_copy(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -13,9 +14,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
 from escrowmq.replication.format import ops, share_ops
+from escrowmq.replication.format.codec import encode_command
 from escrowmq.replication.model import ResultCode
-from escrowmq.replication.replica.lease_dispatcher import ASKS_MAX
-from escrowmq.replication.replica.share_admission import ShareAdmission
+from escrowmq.replication.replica.lease_dispatcher import ASKS_MAX, AcquireRequest
+from escrowmq.replication.state.shares import RANGES_MAX
 from tests.support.lease_dispatcher import DEAD, LEASE_MS, ME, OTHER, RETRY, TICK_MS, Desk
 
 
@@ -182,20 +184,19 @@ def test_leases_of_a_topic_that_was_deleted_are_forgotten(single: Desk) -> None:
     )
 
 
-def test_the_number_of_waiting_calls_is_bounded(single: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("escrowmq.replication.replica.lease_dispatcher.ASKS_MAX", 2)
-    assert ASKS_MAX > 2
-    for _ in range(2):
-        single.ask(wait_ms=1_000)
+def test_the_number_of_waiting_calls_is_bounded(single: Desk) -> None:
+    desk, refused = single.replica.lease_dispatcher, list[Any]()
+    asked = AcquireRequest("g", ME, ("t",), 1, 1 << 20, LEASE_MS, single.now_ms + 1_000, refused.append)
+    for _ in range(ASKS_MAX):
+        desk.acquire(asked, single.now_ms)
+    assert desk.waiting == ASKS_MAX and not refused
     assert single.ask(wait_ms=1_000)[0][0] == "overloaded"
 
 
-def test_nothing_is_handed_out_while_too_many_ranges_are_kept(
-    single: Desk, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_handed_out_while_too_many_ranges_are_kept(single: Desk) -> None:
     single.put("a", "b", "c")
     assert single.values() == ["a", "b", "c"]
-    monkeypatch.setattr("escrowmq.replication.state.shares.RANGES_MAX", 1)
+    single.state.shares.ranges = RANGES_MAX - 1
     ack = share_ops.share_ack("g", "t", 0, [1, 1], single.id_of("t"))
     assert single.submit(ack) == [[0]] and single.ask()[0][0] == "overloaded"
     ack = share_ops.share_ack("g", "t", 0, [0, 0], single.id_of("t"))
@@ -312,12 +313,11 @@ def die(single: Desk) -> None:
         single.pass_ms(LEASE_MS + TICK_MS)
 
 
-def without_topics(monkeypatch: pytest.MonkeyPatch, single: Desk) -> None:
+def without_topics(single: Desk) -> None:
     """As after a deletion that was interrupted."""
-    with monkeypatch.context() as patched:
-        patched.setattr(ShareAdmission, "needs", lambda self, topic: False)
-        for name in (RETRY, DEAD):
-            assert single.submit(ops.delete_topic(name)) == [[0]]
+    for name in (RETRY, DEAD):
+        entry = encode_command([ops.delete_topic(name)], 1, single.now_ms)
+        single.node.propose(entry, lambda results, outcome: None)
 
 
 def test_the_leaders_own_nacks_get_rare_and_say_what_to_do_while_there_is_no_topic_for_them(
@@ -329,7 +329,7 @@ def test_the_leaders_own_nacks_get_rare_and_say_what_to_do_while_there_is_no_top
     monkeypatch.setattr(
         desk, "_nack", lambda frame, partition: (nacks.append(single.now_ms), submit(frame, partition))
     )
-    without_topics(monkeypatch, single)
+    without_topics(single)
     die(single)
     single.pass_ms(300_000)
     pauses = [b - a for a, b in pairwise(nacks)]

@@ -4,27 +4,24 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from tests.support.lease_dispatcher import LEASE_MS, ME, OTHER, Desk
 
 A_DAY_MS = 86_400_000
 
 
-def test_a_step_of_the_wall_clock_ends_no_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_of_the_wall_clock_ends_no_lease(tmp_path: Path) -> None:
     desk = Desk(tmp_path)
     try:
         desk.begin()
         desk.put("a")
-        asked_ms = desk.now_ms
-        monkeypatch.setattr(desk.replica, "_monotonic", lambda: asked_ms / 1000)
+        desk.monotonic_ms = asked_ms = desk.now_ms
         assert desk.values(ME) == ["a"]
         desk.now_ms += A_DAY_MS
         desk.replica.on_timer(desk.now_ms)
         desk.put("b")  # in an entry with the new time
         assert desk.state.now_ms >= asked_ms + A_DAY_MS
         assert desk.values(OTHER) == ["b"], "the first is still leased"
-        monkeypatch.setattr(desk.replica, "_monotonic", lambda: (asked_ms + LEASE_MS) / 1000)
+        desk.monotonic_ms += LEASE_MS
         desk.replica.on_timer(desk.now_ms)
         assert [(value, expiries) for _, value, _, expiries in desk.take(OTHER)] == [
             ("a", 1),

@@ -13,7 +13,6 @@ from escrowmq.replication.format.codec import encode_row
 from escrowmq.replication.format.ops import NONE_YET, PrepareExtra, pre_offsets
 from escrowmq.replication.model import ResultCode as Code
 from escrowmq.replication.replica.validation import parse_request
-from escrowmq.replication.state.due_queue import DueQueue
 from tests.support.single import Single
 
 GROUP = "billing"
@@ -127,24 +126,16 @@ def test_one_that_is_prepared_again_with_a_local_transaction_is_asked_about(tmp_
     group.close()
 
 
-def test_a_lost_rollback_is_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_rollback_is_written_again(tmp_path: Path) -> None:
     group = Group(tmp_path).begin()
     assert group.prepare("x", NONE_YET, 3) == [0]
-    monkeypatch.setattr(group.replica.admission, "offer", lambda submission: False)
+    group.node.held = []
     group.pass_time(TIMEOUT_MS + 1_000)
-    monkeypatch.undo()
+    ((_, done),), group.node.held = group.node.held, None
+    done(None, False)
     assert group.state.transactions.open_count() == 1
     group.pass_time(3_000)
     assert group.state.transactions.open_count() == 0
-    group.close()
-
-
-def test_planted_nobody_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(DueQueue, "take_expired", lambda *given: {})
-    group = Group(tmp_path).begin()
-    assert group.prepare("x", NONE_YET, 3) == [0]
-    group.pass_time(3 * TIMEOUT_MS)
-    assert group.prepare("y", NONE_YET, 3)[1][0][1] == Code.OFFSETS_PENDING, "held for ever"
     group.close()
 
 

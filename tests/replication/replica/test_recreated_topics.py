@@ -15,8 +15,6 @@ from escrowmq.actors.admin.topic_creation import topic_settings
 from escrowmq.replication.errors import InvalidMessage, Overloaded
 from escrowmq.replication.format import ops
 from escrowmq.replication.model import ResultCode
-from escrowmq.replication.replica.admission import Admission, ComposedEntry
-from escrowmq.replication.replica.entry_writing import TopicsUnderWay
 from escrowmq.replication.replica.replica import Limits
 from escrowmq.replication.replica.validation import parse_request
 from tests.support.places import by_name
@@ -122,26 +120,6 @@ def test_a_deletion_waits_for_the_creation_that_is_under_way(single: Single) -> 
     assert TOPIC in single.state.topics.topics and single.texts() == []
 
 
-def test_without_that_a_new_topic_gets_what_was_prepared_for_the_one_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(TopicsUnderWay, "waits", lambda *args: False)
-    single = Single(tmp_path)
-    single.node.held = []
-    for frame in (CREATE, prepare(["old"]), DELETE, CREATE):
-        single.send(frame)
-    held, single.node.held = single.node.held, []
-    for command, done in held[:2]:
-        single.node.held, behind = None, single.node.held
-        single.node.propose(command, done)
-        single.node.held = behind
-    single.send(ops.commit(APP, ["old"]))
-    last, single.node.held = single.node.held, None
-    for command, done in [*held[2:], *last]:
-        single.node.propose(command, done)
-    assert single.texts() == ["old"]
-
-
 def give_up(single: Single) -> None:
     """The proposals under way take too long. Their entries are in the log, and this replica still leads."""
     held, single.node.held = single.node.held or [], []
@@ -171,22 +149,6 @@ def test_a_deletion_waits_for_a_creation_that_was_given_up(single: Single) -> No
     """It is applied after all, and so is the PREPARE behind it, before the deletion."""
     assert delete_behind_a_creation_given_up(single) == [0, 0, 0]
     assert TOPIC in single.state.topics.topics and single.texts() == []
-
-
-def test_when_that_was_forgotten_the_next_topic_got_the_message(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ended = Admission.ended
-
-    def forgets(self: Admission, entry: ComposedEntry, *, decided: bool) -> None:
-        ended(self, entry, decided=decided)
-        if not decided:
-            self._topics.created(entry.creating)
-
-    monkeypatch.setattr(Admission, "ended", forgets)
-    single = Single(tmp_path)
-    delete_behind_a_creation_given_up(single)
-    assert single.texts() == ["old"]
 
 
 def test_nothing_waits_for_a_creation_that_was_lost_with_the_leadership(single: Single) -> None:
@@ -225,15 +187,4 @@ def test_a_deletion_that_no_log_took_leaves_the_topic_as_it_is(tmp_path: Path) -
     done(Overloaded("too many entries wait", 0.05), False)
     assert answers[0][0] == "overloaded"
     single.submit(ops.commit(APP, ["old"]))
-    assert single.texts() == ["old"]
-
-
-def test_without_a_note_of_deletions_a_new_topic_gets_the_old_messages(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(TopicsUnderWay, "note_deletion", lambda *args: ())
-    single = Single(tmp_path)
-    single.topic()
-    single.submit(prepare(["old"]))
-    single.send(DELETE, CREATE, ops.commit(APP, ["old"]))
     assert single.texts() == ["old"]

@@ -13,7 +13,6 @@ from escrowmq.replication.format.codec import decode_command, encode_row
 from escrowmq.replication.format.membership import Members, encode_members
 from escrowmq.replication.format.operation import OpType
 from escrowmq.replication.model import ResultCode
-from escrowmq.replication.replica.admission import Admission, ComposedEntry
 from escrowmq.replication.replica.replica import Limits
 from escrowmq.replication.replica.validation import parse_request
 from tests.support.fed_state import dump
@@ -105,19 +104,10 @@ def test_an_entry_whose_proposal_timed_out_keeps_its_transactions_from_a_second_
     assert single.texts() == ["a"]
 
 
-@pytest.mark.parametrize("lets_go", [True, False])
 def test_an_id_whose_decision_had_timed_out_is_decided_by_the_same_leader_when_it_comes_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lets_go: bool
+    tmp_path: Path,
 ) -> None:
     """The decision that timed out is applied, and must not be taken for one under way forever."""
-    if not lets_go:
-        ended = Admission.ended
-
-        def holds(self: Admission, entry: ComposedEntry, *, decided: bool) -> None:
-            ended(self, entry, decided=decided)
-            self._unsure.clear()
-
-        monkeypatch.setattr(Admission, "ended", holds)
     single = start(tmp_path)
     single.submit(ops.settings({"settled_generation": 1}))
     single.submit(prepare(["a"]))
@@ -130,12 +120,8 @@ def test_an_id_whose_decision_had_timed_out_is_decided_by_the_same_leader_when_i
     single.publish("b")
     single.publish("c")  # by now the first one is forgotten
     assert single.submit(prepare(["a"], extra=UP_TO_DATE)) == [[0]]
-    if lets_go:
-        assert single.submit(ops.commit("app", ["a"])) == [[0]]
-    else:  # nor decided by an operator
-        again = [[ResultCode.PARTIAL, [[0, ResultCode.RETRY, None]]]]
-        assert [single.submit(decide("app", ["a"])) for decide in (ops.commit, ops.rollback)] == [again] * 2
-    assert single.texts() == ["a", "b", "c", "a"][: None if lets_go else 3]
+    assert single.submit(ops.commit("app", ["a"])) == [[0]]
+    assert single.texts() == ["a", "b", "c", "a"]
 
 
 def test_an_entry_lost_with_the_leadership_leaves_its_transactions_decidable(tmp_path: Path) -> None:

@@ -6,12 +6,13 @@ import random
 from collections.abc import Iterator
 from copy import deepcopy
 from itertools import islice
+from typing import Any
 
 import pytest
 
 from benchmarks.stored import a_large_log, within_budget
 from escrowmq.replication.errors import CorruptLog
-from escrowmq.replication.replica import run_merging
+from escrowmq.replication.log.disk import StoredFiles
 from escrowmq.replication.replica.checkpoints import Checkpoints
 from escrowmq.replication.replica.run_merging import FAN_IN, RunMergeJob, level_of
 from escrowmq.replication.state import stored_runs
@@ -29,12 +30,11 @@ class Kept:
     def __init__(
         self,
         disk: SimDisk | None = None,
-        fan_in: int = FAN_IN,
         partitions: int = PARTITIONS,
-        reserve_bytes: int = 0,
+        **sizes: Any,
     ) -> None:
-        self.disk, self.fan_in = disk or sim_disk(), fan_in
-        self.checkpoints = Checkpoints(self.disk, fan_in=fan_in, reserve_bytes=reserve_bytes)
+        self.disk = disk or sim_disk()
+        self.checkpoints = Checkpoints(self.disk, **sizes)
         self.state, _ = self.checkpoints.recover(lambda: StateMachine(0, 1))
         if not self.state.topics.topics:
             self.state.topics.create("t", {"partitions": partitions})
@@ -53,7 +53,7 @@ class Kept:
             pass
 
     def steps(self) -> Iterator[str]:
-        while self.checkpoints.busy or self.checkpoints._running is not None:
+        while self.checkpoints.busy:
             job = self.checkpoints.step(self.state, VISITS)
             if job is not None:
                 job.run()
@@ -76,15 +76,15 @@ def test_files_are_as_few_as_the_logarithm_of_their_number_and_hold_the_same() -
         for one in (kept, twin):
             one.publish()
             one.take()
-        most = max(most, len(kept.checkpoints._run_files))
-    assert len(twin.checkpoints._run_files) == 2 * FAN_IN**2 + 3
-    assert most <= 2 * FAN_IN + 1 and sorted(map(level_of, kept.checkpoints._run_files))[-2:] == [2, 2]
-    assert len(kept.run_files()) <= len(kept.checkpoints._run_files) + FAN_IN, "inputs are removed"
+        most = max(most, len(kept.checkpoints.run_files))
+    assert len(twin.checkpoints.run_files) == 2 * FAN_IN**2 + 3
+    assert most <= 2 * FAN_IN + 1 and sorted(map(level_of, kept.checkpoints.run_files))[-2:] == [2, 2]
+    assert len(kept.run_files()) <= len(kept.checkpoints.run_files) + FAN_IN, "inputs are removed"
     again = Kept(kept.disk)
     assert kept.content() == twin.content() == again.content()
     assert kept.checkpoints.files.descriptors <= 64
     slot = next(iter(kept.state.topics.slots))
-    assert len(kept.state.topics.slots[slot].index._sealed) == len(kept.checkpoints._run_files)
+    assert len(kept.state.topics.slots[slot].index.sealed) == len(kept.checkpoints.run_files)
 
 
 def test_a_log_of_many_files_keeps_few_descriptors_and_little_heap() -> None:
@@ -102,10 +102,13 @@ def test_whatever_happens_meanwhile_nothing_that_is_read_changes(
 ) -> None:
     """Appending, retention, deletion, more checkpoints, restarts and power cuts, between any two steps."""
     monkeypatch.setattr(stored_runs, "BLOCK", 3)
-    monkeypatch.setattr(run_merging, "SLICE_BYTES", 200)
-    monkeypatch.setattr(run_merging, "PIECE_BYTES", 40 if seed % 2 else 1 << 20)
     rng = random.Random(seed)
-    kept, expected, merged = Kept(fan_in=2 + seed % 2), dict[int, list[Run]](), 0
+    sizes: dict[str, Any] = {
+        "fan_in": 2 + seed % 2,
+        "slice_bytes": 200,
+        "piece_bytes": 40 if seed % 2 else 1 << 20,
+    }
+    kept, expected, merged = Kept(**sizes), dict[int, list[Run]](), 0
 
     def check() -> None:
         for slot, partition in kept.state.topics.slots.items():
@@ -133,7 +136,7 @@ def test_whatever_happens_meanwhile_nothing_that_is_read_changes(
             kept.state.topics.delete("u")
         elif action == 3 and "u" not in kept.state.topics.topics:
             kept.state.topics.create("u", {"partitions": 2})
-        kept.checkpoints.begin(kept.state, 1) if not kept.checkpoints._under_way() else None
+        kept.checkpoints.begin(kept.state, 1)
         steps = kept.steps()
         for what in islice(steps, rng.choice((5, 30, 1 << 30))):
             merged += what == "RunMergeJob"
@@ -145,7 +148,7 @@ def test_whatever_happens_meanwhile_nothing_that_is_read_changes(
         if action > 5:
             kept.disk.power_cut() if action == 6 else kept.disk.kill()
             before = {slot: p.index.start for slot, p in kept.state.topics.slots.items()}
-            kept = Kept(kept.disk, kept.fan_in)
+            kept = Kept(kept.disk, **sizes)
             assert {slot: p.index.start for slot, p in kept.state.topics.slots.items()} == before
             check()
     assert merged > 5
@@ -214,7 +217,7 @@ def test_a_full_disk_puts_a_merge_off() -> None:
     kept.disk.capacity = None
     kept.publish()
     kept.take()
-    assert level_of(kept.checkpoints._run_files[0]) == 1 and not kept.disk.exists(job.name + ".tmp")
+    assert level_of(kept.checkpoints.run_files[0]) == 1 and not kept.disk.exists(job.name + ".tmp")
 
 
 def test_a_merge_leaves_the_room_that_new_work_needs() -> None:
@@ -231,7 +234,7 @@ def test_a_merge_leaves_the_room_that_new_work_needs() -> None:
         for what in kept.steps():
             if what == "CheckpointJob" and name == "first":
                 kept.disk.capacity = kept.disk.used_bytes() + 1_100
-        merged = [name for name in kept.checkpoints._run_files if level_of(name)]
+        merged = [name for name in kept.checkpoints.run_files if level_of(name)]
         assert bool(merged) == (name == "second") and kept.disk.free_bytes() >= 1_000
 
 
@@ -241,10 +244,10 @@ def test_a_directory_of_the_time_before_merges_is_read_and_merged_from_then_on()
         old.publish()
         old.take()
     kept = Kept(old.disk)
-    assert kept.content() == old.content() and len(kept.checkpoints._run_files) == FAN_IN + 3
+    assert kept.content() == old.content() and len(kept.checkpoints.run_files) == FAN_IN + 3
     kept.publish()
     kept.take()
-    assert [*map(level_of, kept.checkpoints._run_files)] == [1, 0, 0, 0, 0]
+    assert [*map(level_of, kept.checkpoints.run_files)] == [1, 0, 0, 0, 0]
     expected = kept.content()
     for _ in range(2):  # then no kept snapshot names the inputs
         kept.take()
@@ -258,9 +261,9 @@ def test_no_step_of_a_merge_looks_at_more_partitions_than_it_may() -> None:
     kept.checkpoints.done(kept.state, job)
     steps = 0
     while kept.checkpoints.busy:
-        before = sum(p.index._sealed[0].file is job.runs for p in kept.state.topics.slots.values())  # type: ignore[union-attr]
+        before = sum(p.index.sealed[0].file is job.runs for p in kept.state.topics.slots.values())  # type: ignore[union-attr]
         kept.checkpoints.step(kept.state, VISITS)
-        after = sum(p.index._sealed[0].file is job.runs for p in kept.state.topics.slots.values())  # type: ignore[union-attr]
+        after = sum(p.index.sealed[0].file is job.runs for p in kept.state.topics.slots.values())  # type: ignore[union-attr]
         assert after - before <= VISITS
         steps += 1
     assert steps >= 100 // VISITS
@@ -278,6 +281,7 @@ def test_what_a_deleted_topic_had_is_left_out_and_a_reader_that_has_it_reads_on(
         kept.publish()
         kept.take()
     assert f"{1:016x}.runs" not in kept.run_files()
-    assert len(kept.checkpoints._runs[kept.checkpoints._run_files[0]]) == PARTITIONS
-    gone._sealed[0].file._kept._blocks.clear()  # type: ignore[union-attr]
+    merged = StoredFiles(kept.disk).file(kept.checkpoints.run_files[0])
+    assert len(stored_runs.open_runs(merged, stored_runs.KeptBlocks())) == PARTITIONS
+    gone.sealed[0].file._kept._blocks.clear()  # type: ignore[union-attr]
     assert gone.runs_from(0) == expected, "its file has no name any more"

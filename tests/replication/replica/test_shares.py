@@ -14,8 +14,8 @@ from escrowmq.replication.format.forwarded import REPLY_TO, history
 from escrowmq.replication.format.operation import OpType
 from escrowmq.replication.format.share_ops import REJECT
 from escrowmq.replication.model import ResultCode
-from escrowmq.replication.replica import entry_writing, share_admission
 from escrowmq.replication.replica.copies import JITTER
+from escrowmq.replication.replica.entry_writing import COPY_BYTES_MAX
 from escrowmq.replication.replica.replica import Limits
 from escrowmq.replication.state import shares
 from tests.support.shared_single import DEAD, MEMBER, OTHER, REPLIES, RETRY, Shared
@@ -189,7 +189,7 @@ def test_what_is_under_way_is_not_decided_twice(single: Shared) -> None:
     single.node.release()
     assert answers == [[("ok", [[0]])]] * 4
     assert [value for value, _ in single.rows(RETRY)] == ["a", "d"] and single.done() == [4]
-    assert not single.replica.admission.shares._under_way
+    assert not single.replica.admission.shares.under_way
 
 
 def test_what_a_lost_leadership_leaves_open_can_be_decided_anew(single: Shared) -> None:
@@ -366,14 +366,12 @@ def test_a_dead_letters_sender_hears_of_it_in_the_same_entry(single: Shared) -> 
     assert len(single.rows(DEAD)) == 3 and single.replica.admission.shares.counts["unheard"] == 1
 
 
-def test_an_entry_holds_no_more_copies_than_it_may(single: Shared, monkeypatch: pytest.MonkeyPatch) -> None:
-    single.begin(*(letter * 100 for letter in "abcd"))
-    monkeypatch.setattr(entry_writing, "COPY_BYTES_MAX", 600)
+def test_an_entry_holds_no_more_copies_than_it_may(single: Shared) -> None:
+    single.begin(*(letter * (COPY_BYTES_MAX * 2 // 5) for letter in "abcd"), "e" * COPY_BYTES_MAX)
     again = [[i, ResultCode.RETRY, None] for i in (2, 3)]
     assert single.nack(0, 1, 2, 3, delay_ms=0) == [1, again]
     assert len(single.rows(RETRY)) == 2 and single.done() == [2]
-    monkeypatch.setattr(entry_writing, "COPY_BYTES_MAX", 0)
-    assert single.nack(2, delay_ms=0) == [0], "one always fits"
+    assert single.nack(4, delay_ms=0) == [0], "one always fits"
 
 
 def test_what_cannot_wait_is_refused_and_stays(tmp_path: Path) -> None:
@@ -385,19 +383,22 @@ def test_what_cannot_wait_is_refused_and_stays(tmp_path: Path) -> None:
     single.close()
 
 
-def test_bounds_hold_what_was_never_handed_out(single: Shared, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bounds_hold_what_was_never_handed_out(single: Shared) -> None:
     single.begin(*"abcdefgh")
-    monkeypatch.setattr(share_admission, "RANGES_OF_PAIR_LAST", 2)
+    kept, partition = single.state.shares, single.state.topics.topics["t"].partitions[0]
+    most = [n for at in range(1, 2 * shares.RANGES_OF_PAIR_LAST, 2) for n in (at, at)]
+    kept.restore("g", partition, 0, 0, most[:-2])
     assert single.submit(single.acks(1, 1, 3, 3)) == [[0]]
-    assert single.submit(single.acks(5, 5)) == [[ResultCode.TOO_MANY_SHARES, 2]]
-    monkeypatch.setattr(share_admission, "PAIRS_MAX", 1)
+    kept.restore("g", partition, 0, 0, most)
+    assert single.submit(single.acks(5, 5)) == [[ResultCode.TOO_MANY_SHARES, shares.RANGES_OF_PAIR_LAST]]
+    kept.pairs.update({(f"h{n}", 1): kept.pairs["g", partition.slot] for n in range(shares.PAIRS_MAX)})
     other = share_ops.share_create("h", "t", 0, "latest", single.id_of("t"))
-    assert single.submit(other) == [[ResultCode.TOO_MANY_SHARES, 1]]
+    assert single.submit(other) == [[ResultCode.TOO_MANY_SHARES, shares.PAIRS_MAX]]
     same = share_ops.share_create("g", "t", 0, "latest", single.id_of("t"))
     assert single.submit(same) == [[ResultCode.DUPLICATE, 0]]
-    monkeypatch.setattr(share_admission, "GROUPS_MAX", 1)
+    kept.groups.update({f"h{n}": kept.groups["g"] for n in range(shares.GROUPS_MAX)})
     assert single.submit(share_ops.group_settings("h", {"max_attempts": 2})) == [
-        [ResultCode.TOO_MANY_SHARES, 1]
+        [ResultCode.TOO_MANY_SHARES, shares.GROUPS_MAX]
     ]
     assert shares.RANGES_OF_PAIR_LAST > shares.RANGES_OF_PAIR_MAX
 

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from escrowmq.actors.admin import stable_cut
-from escrowmq.actors.admin.stable_cut import Ask, Cut, find_stable_cut
+from escrowmq.actors.admin.stable_cut import Ask, Cut, find_stable_cut, is_unmoved
 from escrowmq.replication.calling.answers import GroupCut
 from escrowmq.replication.errors import InvalidMessage, TopicRecreated, Unavailable
 from escrowmq.replication.format import ops
@@ -115,22 +114,6 @@ def test_a_cut_has_all_of_a_transaction_or_nothing(seed: int) -> None:
     assert sum(ends.values()) == sum(map(len, traffic.world.readable())) and not traffic.torn(ends)
 
 
-@pytest.mark.parametrize("guard", ["is_settled", "is_unmoved"])
-def test_each_guard_is_needed(guard: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The planted faults: a cut of two rounds, and one that does not wait for branches."""
-    monkeypatch.setattr(stable_cut, guard, lambda *args: True)
-    for seed in SEEDS:
-        traffic = Traffic(seed)
-        for _ in range(3):
-            traffic.goes_on()
-            try:
-                if traffic.torn(traffic.cut()):
-                    return
-            except Unavailable:
-                continue
-    pytest.fail("no seed has a transaction that only this guard keeps whole")
-
-
 def test_a_decision_behind_the_question_in_its_own_entry_makes_a_cut_unstable() -> None:
     """A leader writes requests that wait together into one entry."""
     world = SeveralGroups(2)
@@ -145,7 +128,7 @@ def test_a_decision_behind_the_question_in_its_own_entry_makes_a_cut_unstable() 
     (_, [[_, found]]), (_, [committed]) = answers
     settled, last = GroupCut(*found), asked(world, 0, ())
     assert committed[0] == ResultCode.OK and settled.undone == 0, "it was asked before the decision"
-    assert last.decided_index == settled.at and not stable_cut.is_unmoved({0: settled}, {0: last})
+    assert last.decided_index == settled.at and not is_unmoved({0: settled}, {0: last})
 
 
 def test_a_decision_that_a_branch_has_not_carried_out_is_waited_for() -> None:
@@ -222,9 +205,9 @@ class Waiting:
         self.world = SeveralGroups(2)
         self.single = self.world.groups[0].single
         self.answers: list[tuple[object, ...]] = []
-        self.wait_index = self._prepare("x")
+        self.wait_index = self.prepare("x")
 
-    def _prepare(self, tx_id: str) -> int:
+    def prepare(self, tx_id: str) -> int:
         client = Client(self.world)
         plan = client.plan(tx_id)
         assert client.prepare(plan) == {} and plan.home_index is not None
@@ -272,7 +255,7 @@ def test_a_hold_ends_by_itself() -> None:
 
 def test_holds_take_a_fifth_of_the_time_at_most() -> None:
     waiting = Waiting()
-    second = waiting._prepare("y")
+    second = waiting.prepare("y")
     waiting.cut(HOLD_MS_MAX)
     waiting.later(100)
     waiting.cut(0)

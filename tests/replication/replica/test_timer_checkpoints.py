@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from escrowmq.replication.errors import CorruptLog
-from escrowmq.replication.replica import checkpoints as under_test
 from escrowmq.replication.replica.checkpoints import (
     CheckpointJob,
     Checkpoints,
@@ -16,8 +17,8 @@ from escrowmq.replication.replica.checkpoints import (
     timers_name,
 )
 from escrowmq.replication.state.machine import StateMachine
-from escrowmq.replication.timers import sealed_file, store
-from escrowmq.replication.timers.record import KEY_BYTES, RECORD, deliver_ms_of, last_key, log_index_of
+from escrowmq.replication.timers import store
+from escrowmq.replication.timers.record import KEY_BYTES, RECORD, deliver_ms_of, last_key, log_index_of, split
 from escrowmq.replication.timers.sealed_file import FAN_IN, SealedFile
 from tests.sim.environment.disk import PowerCut, SimDisk
 from tests.support.fed_state import dump, waiting
@@ -32,13 +33,14 @@ def empty() -> StateMachine:
 
 
 class Kept:
-    """A state with one partition, on a disk, and what should wait in it."""
+    """A state with one partition, on a disk, and what should wait in it. ``sizes``: of ``Checkpoints``."""
 
-    def __init__(self) -> None:
+    def __init__(self, **sizes: Any) -> None:
+        self.sizes = sizes
         self.state, self.disk = empty(), sim_disk()
         self.state.topics.create("t", {"partitions": 1})
         self.state.applied_index, self.state.now_ms = 1, NOW_MS
-        self.checkpoints = Checkpoints(self.disk)
+        self.checkpoints = Checkpoints(self.disk, **sizes)
         self.expected: list[bytes] = []
 
     def schedule(self, *delays: int) -> None:
@@ -68,7 +70,7 @@ class Kept:
     def again(self, *, doubtful: bool = False) -> tuple[StateMachine, Checkpoints, list[str]]:
         """After a restart."""
         reports: list[str] = []
-        checkpoints = Checkpoints(self.disk, reports.append)
+        checkpoints = Checkpoints(self.disk, reports.append, **self.sizes)
         state, _ = checkpoints.recover(empty, doubtful=doubtful)
         return state, checkpoints, reports
 
@@ -147,9 +149,8 @@ def test_a_full_disk_costs_a_checkpoint_and_no_timer() -> None:
     assert waiting(kept.again()[0]) == kept.expected == waiting(kept.state)
 
 
-def test_a_million_in_memory_make_a_checkpoint_due(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(under_test, "YOUNG_MAX", 3)
-    kept = Kept()
+def test_many_in_memory_make_a_checkpoint_due() -> None:
+    kept = Kept(young_max=3)
     take(kept.checkpoints, kept.state)
     kept.schedule(1_000, 2_000)
     assert not kept.checkpoints.due(kept.state.applied_index)
@@ -163,34 +164,37 @@ def test_no_step_of_a_capture_reads_a_timer(monkeypatch: pytest.MonkeyPatch) -> 
     kept = with_two_files()
     kept.schedule(*range(1_000, 9_000))
 
-    def no_records(*args: object) -> None:
-        raise AssertionError("in the applying thread")
+    applying = True
 
-    with monkeypatch.context() as here:
-        here.setattr(store, "split", no_records)
-        here.setattr(SealedFile, "_checked", no_records)
-        kept.checkpoints.begin(kept.state, 1)
-        while (job := kept.checkpoints.step(kept.state, VISITS)) is None:
-            pass
+    def watched(read: Callable[..., Any]) -> Callable[..., Any]:
+        def reading(*args: Any) -> Any:
+            assert not applying, "in the applying thread"
+            return read(*args)
+
+        return reading
+
+    monkeypatch.setattr(store, "split", watched(split))
+    monkeypatch.setattr(SealedFile, "_checked", watched(SealedFile._checked))
+    kept.checkpoints.begin(kept.state, 1)
+    while (job := kept.checkpoints.step(kept.state, VISITS)) is None:
+        pass
     assert isinstance(job, CheckpointJob)
+    applying = False
     job.run()
+    applying = True
     kept.checkpoints.done(kept.state, job)
-    with monkeypatch.context() as here:
-        here.setattr(store, "split", no_records)
-        here.setattr(SealedFile, "_checked", no_records)
-        kept.checkpoints.step(kept.state, VISITS)
-        kept.release(NOW_MS + 1_500)
+    kept.checkpoints.step(kept.state, VISITS)
+    kept.release(NOW_MS + 1_500)
+    applying = False
     assert waiting(kept.state) == kept.expected
 
 
 # ------------------------------------------------------------------ merging
 
 
-def ready_to_merge(monkeypatch: pytest.MonkeyPatch, slice_bytes: int = 200) -> Kept:
+def ready_to_merge(slice_bytes: int = 200) -> Kept:
     """Seven files; the next checkpoint brings the eighth, and then they are merged."""
-    monkeypatch.setattr(under_test, "SLICE_BYTES", slice_bytes)
-    monkeypatch.setattr(sealed_file, "SLICE", 2)
-    kept = Kept()
+    kept = Kept(slice_bytes=slice_bytes)
     for n in range(FAN_IN - 1):
         kept.schedule(*(1_000 * at + n for at in range(1, 40)))
         if n:
@@ -215,8 +219,8 @@ def to_its_end(kept: Kept, job: MergeJob) -> None:
     to_the_end(kept.checkpoints, kept.state)
 
 
-def test_eight_files_are_merged_and_the_next_snapshot_names_the_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = ready_to_merge(monkeypatch)
+def test_eight_files_are_merged_and_the_next_snapshot_names_the_one() -> None:
+    kept = ready_to_merge()
     take(kept.checkpoints, kept.state)
     (merged,) = kept.state.timers.store.files
     assert merged.name == f"{kept.state.applied_index:016x}-1.timers"
@@ -227,8 +231,8 @@ def test_eight_files_are_merged_and_the_next_snapshot_names_the_one(monkeypatch:
     assert len(kept.names()) == 3 and waiting(kept.again()[0]) == kept.expected
 
 
-def test_a_checkpoint_does_not_wait_for_a_merge(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = ready_to_merge(monkeypatch)
+def test_a_checkpoint_does_not_wait_for_a_merge() -> None:
+    kept = ready_to_merge()
     job = merging_begun(kept)
     kept.schedule(88_000)
     kept.checkpoints.want(kept.state.applied_index)
@@ -247,8 +251,8 @@ def test_a_checkpoint_does_not_wait_for_a_merge(monkeypatch: pytest.MonkeyPatch)
     assert waiting(kept.state) == kept.expected == waiting(kept.again()[0])
 
 
-def test_a_release_during_a_merge_is_not_undone_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = ready_to_merge(monkeypatch)
+def test_a_release_during_a_merge_is_not_undone_by_it() -> None:
+    kept = ready_to_merge()
     job = merging_begun(kept)
     job.run()
     kept.release(NOW_MS + 20_000)
@@ -260,10 +264,10 @@ def test_a_release_during_a_merge_is_not_undone_by_it(monkeypatch: pytest.Monkey
     assert kept.state.timers.store.files == []
 
 
-def test_a_merge_that_is_interrupted_anywhere_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_merge_that_is_interrupted_anywhere_leaves_no_trace() -> None:
     operations = 0
     while True:
-        kept = ready_to_merge(monkeypatch, slice_bytes=4_000)
+        kept = ready_to_merge(slice_bytes=4_000)
         job = merging_begun(kept)
         kept.disk.stop_after(operations)
         try:
@@ -284,8 +288,8 @@ def test_a_merge_that_is_interrupted_anywhere_leaves_no_trace(monkeypatch: pytes
         operations += 1
 
 
-def test_a_disk_that_is_full_during_a_merge_is_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = ready_to_merge(monkeypatch)
+def test_a_disk_that_is_full_during_a_merge_is_no_harm() -> None:
+    kept = ready_to_merge()
     job = merging_begun(kept)
     job.run()
     kept.disk.capacity = 0
@@ -342,8 +346,8 @@ def test_a_file_that_is_being_written_or_named_cannot_be_let_go(when: str) -> No
     assert kept.checkpoints.drop_damaged(timers_name(2)) is False
 
 
-def test_damage_that_a_merge_meets_ends_the_replica(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = ready_to_merge(monkeypatch)
+def test_damage_that_a_merge_meets_ends_the_replica() -> None:
+    kept = ready_to_merge()
     spoil(kept.disk, timers_name(2))
     state, checkpoints, _ = kept.again()
     kept.state, kept.checkpoints = state, checkpoints
@@ -357,7 +361,8 @@ def lost(kept: Kept) -> None:
     """A defect: what was added is not in memory."""
     kept.state.applied_index += 1
     record = RECORD.pack(NOW_MS + 9, 0, 5, 0, kept.state.applied_index, 30, 100)
-    kept.state.timers._add(kept.state.timers.counts.of([record]), 1)
+    counts = kept.state.timers.counts
+    counts.add(*counts.of([record]))
 
 
 def test_a_checkpoint_of_fewer_timers_than_the_log_has_is_damage() -> None:
@@ -383,21 +388,11 @@ def test_a_snapshot_whose_files_are_missing_or_too_few_is_not_used() -> None:
     assert state.applied_index == 3, "the same number of timers: only its bytes could tell"
 
 
-def test_without_the_count_lost_timers_stay_unnoticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The control of the test above."""
-    monkeypatch.setattr(under_test, "check_count", lambda *arguments: None)
-    kept = with_two_files()
-    lost(kept)
-    take(kept.checkpoints, kept.state)
-    assert waiting(kept.again()[0]) == kept.expected
-
-
 @pytest.mark.parametrize("seed", range(6))
-def test_a_long_life_with_restarts(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_life_with_restarts(seed: int) -> None:
     """Schedules, cancels, releases, checkpoints, crashes and merges in a drawn order."""
-    monkeypatch.setattr(sealed_file, "CLASSES", (16, 128, 1_024))
-    monkeypatch.setattr(under_test, "SLICE_BYTES", 300)
-    kept, drawn, now_ms = Kept(), random.Random(seed), NOW_MS
+    kept = Kept(timer_classes=(16, 128, 1_024), slice_bytes=300)
+    drawn, now_ms = random.Random(seed), NOW_MS
     for _ in range(250):
         what = drawn.random()
         if what < 0.5:

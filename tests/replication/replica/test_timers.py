@@ -7,21 +7,22 @@ from pathlib import Path
 
 import pytest
 
-from escrowmq.replication.errors import OffsetGone
 from escrowmq.replication.format import ops, timer_ops
 from escrowmq.replication.format.codec import encode_row
 from escrowmq.replication.format.timer_ops import owner_of
 from escrowmq.replication.model import ResultCode
-from escrowmq.replication.replica import admission, releases
-from escrowmq.replication.replica.admission import COPIES_MAX, RepeatedKeys
+from escrowmq.replication.replica import releases
+from escrowmq.replication.replica.admission import COPIES_MAX
+from escrowmq.replication.replica.entry_writing import COPY_BYTES_MAX
 from escrowmq.replication.replica.replica import Limits
-from escrowmq.replication.state.timers import TimerCounts
-from escrowmq.replication.timers import runs, store
+from escrowmq.replication.timers.store import TimerStore
 from tests.support.requests import message
 from tests.support.single import Single
 
 START_MS = 2_000_000
 OWNER = 7
+#: Looks for what may go whenever there is time.
+RETAINING = Limits(retention_interval_ms=0, retention_pause_ms=0)
 
 
 def rows_of(values: Sequence[str]) -> list[bytes]:
@@ -88,17 +89,13 @@ def test_a_message_is_readable_at_its_time_and_not_before(single: Single) -> Non
     assert single.texts() == ["first", "second", "last"] and waiting(single) == 0
 
 
-def test_what_is_behind_many_cancelled_ones_is_released(
-    single: Single, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_behind_many_cancelled_ones_is_released(single: Single) -> None:
     """The leader asked again from the cursor, met the same cancelled ones, and released nothing any more."""
-    monkeypatch.setattr(runs, "_SLICE_MIN", 2)
-    monkeypatch.setattr(store, "LOOKS_PER_CALL", 1)
-    monkeypatch.setattr(releases, "RELEASED_MAX", 2)
-    at = single.now_ms + 50
-    single.submit(scheduled([at + n // 3 for n in range(40)], ["gone"] * 40))
-    single.submit(scheduled([at + 12, at + 14], ["behind", "last"], first=40))
-    single.submit(cancel(*((at + n // 3, OWNER, n) for n in range(40))))
+    single.state.timers.store = TimerStore(looks_per_call=1)
+    at, many = single.now_ms + 50, 5 * releases.RELEASED_MAX
+    single.submit(scheduled([at + n * 13 // many for n in range(many)], ["gone"] * many))
+    single.submit(scheduled([at + 12, at + 14], ["behind", "last"], first=many))
+    single.submit(cancel(*((at + n * 13 // many, OWNER, n) for n in range(many))))
     assert waiting(single) == 2
     pass_ms(single, 90)
     assert single.texts() == ["behind", "last"] and waiting(single) == 0
@@ -302,20 +299,13 @@ def test_only_so_many_may_wait(tmp_path: Path) -> None:
     single.close()
 
 
-@pytest.mark.parametrize("bounded", [True, False])
-def test_one_key_cannot_be_scheduled_without_end(
-    single: Single, monkeypatch: pytest.MonkeyPatch, bounded: bool
-) -> None:
+def test_one_key_cannot_be_scheduled_without_end(single: Single) -> None:
     """All copies of a key are released together, so a release would have no bound."""
-    if not bounded:  # planted: as it was
-        monkeypatch.setattr(RepeatedKeys, "too_many", lambda self, op, now_ms: False)
     at = single.now_ms + 1_000
     codes = {single.submit(scheduled([at + n % 2], ["again"], first=n % 2))[0][0] for n in range(100)}
-    assert codes == ({0, ResultCode.TOO_MANY_SCHEDULED} if bounded else {0})
-    assert waiting(single) == (2 * COPIES_MAX if bounded else 100)
+    assert codes == {0, ResultCode.TOO_MANY_SCHEDULED}
+    assert waiting(single) == 2 * COPIES_MAX
     assert single.submit(scheduled([at], ["another"], first=2)) == [[0, [-1, single.now_ms]]]
-    if not bounded:
-        return
     single.submit(scheduled([at], ["sent"], first=3, seq=0))
     for n in range(COPIES_MAX):
         assert single.submit(scheduled([at], ["more"], first=3, seq=1 + n))[0][0] == (
@@ -324,23 +314,17 @@ def test_one_key_cannot_be_scheduled_without_end(
     assert single.submit(scheduled([at], ["sent"], first=3, seq=COPIES_MAX - 1))[0][0] == ResultCode.DUPLICATE
 
 
-def test_a_release_has_a_bounded_size(single: Single, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(releases, "RELEASED_MAX", 3)
-    monkeypatch.setattr(releases, "REQUESTS_MS", 0)
-    single.submit(scheduled([-5] * 8, [str(n) for n in range(8)]))
+def test_a_release_has_a_bounded_size(single: Single) -> None:
+    count = 2 * releases.RELEASED_MAX + 1
+    single.submit(scheduled([-500] * count, [str(n) for n in range(count)]))
     index = single.journal.last_index
-    single.send(now_ms=single.now_ms + 5)
-    assert single.texts() == [str(n) for n in range(8)]
+    single.send(now_ms=single.now_ms + 500)
+    assert single.texts() == [str(n) for n in range(count)]
     assert single.journal.last_index == index + 3
 
 
-@pytest.mark.parametrize("counted", [True, False])
-def test_bodies_of_other_segments_are_copied_and_retention_keeps_what_waits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, counted: bool
-) -> None:
-    if not counted:  # planted: retention does not look at what waits
-        monkeypatch.setattr(TimerCounts, "oldest_index", lambda self: None)
-    single = Single(tmp_path, segment_bytes=4_000)
+def test_bodies_of_other_segments_are_copied_and_retention_keeps_what_waits(tmp_path: Path) -> None:
+    single = Single(tmp_path, segment_bytes=4_000, limits=RETAINING)
     single.topic(retention_ms=1)
     at = single.now_ms + 100
     single.submit(scheduled([at, at], ["one", "two"]))
@@ -348,15 +332,9 @@ def test_bodies_of_other_segments_are_copied_and_retention_keeps_what_waits(
     for _ in range(20):
         single.submit(message("t", 0, [b"x" * 900]))
     for _ in range(5):
-        single.replica._next_retention_ms = 0
         single.replica.on_timer(single.now_ms)
         single.send()
-    assert (single.journal.first_index <= index) is counted
-    if not counted:
-        with pytest.raises(OffsetGone):
-            single.send(now_ms=at)
-        single.close()
-        return
+    assert single.journal.first_index <= index
     single.send(now_ms=at)
     assert single.texts()[-2:] == ["one", "two"]
     kept = single.state.topics.topics["t"].partitions[0].index
@@ -365,15 +343,14 @@ def test_bodies_of_other_segments_are_copied_and_retention_keeps_what_waits(
     single.close()
 
 
-def test_copies_of_one_key_are_released_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copies_of_one_key_are_released_together(tmp_path: Path) -> None:
     """An id of the application that was used twice. A release that ended between the two moved the cursor
     past both."""
-    monkeypatch.setattr(admission, "COPY_BYTES_MAX", 1_000)
     single = Single(tmp_path, segment_bytes=4_000)
     single.topic()
-    at = single.now_ms + 100
-    for value in ("a" * 900, "b" * 900):
-        single.submit(scheduled([at], [value]))
+    at, size = single.now_ms + 100, COPY_BYTES_MAX * 3 // 4
+    for value in "ab":
+        single.submit(scheduled([at], [value * size]))
     for _ in range(5):
         single.submit(message("t", 0, [b"x" * 900]))
     single.send(now_ms=at)
@@ -383,13 +360,12 @@ def test_copies_of_one_key_are_released_together(tmp_path: Path, monkeypatch: py
 
 def test_retention_when_the_oldest_block_begins_before_the_log(tmp_path: Path) -> None:
     """Found by simulation: the segment of an entry was looked up that is not there any more."""
-    single = Single(tmp_path, segment_bytes=4_000)
+    single = Single(tmp_path, segment_bytes=4_000, limits=RETAINING)
     single.topic(retention_ms=1)
     for _ in range(2):
         for _ in range(20):
             single.submit(message("t", 0, [b"x" * 900]))
         for _ in range(5):
-            single.replica._next_retention_ms = 0
             single.replica.on_timer(single.now_ms)
             single.send()
         first = single.journal.first_index

@@ -9,8 +9,6 @@ import pytest
 
 from escrowmq.replication.format import ops
 from escrowmq.replication.format.codec import encode_row
-from escrowmq.replication.state.group_offsets import GroupOffsets
-from escrowmq.replication.state.index import PartitionIndex
 from escrowmq.replication.state.snapshot import Capture, Snapshot, adopt, capture, encode, release
 from escrowmq.replication.state.stored_runs import RunTable
 from tests.support.fed_state import FedState, dump
@@ -92,32 +90,6 @@ def _both(rng: random.Random, *logs: FedState) -> None:
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_a_snapshot_captured_over_many_entries_is_that_of_the_first_one(seed: int) -> None:
     assert differences(seed) == []
-
-
-@pytest.mark.parametrize("what", ["partitions", "groups", "retention"])
-def test_a_part_that_is_captured_after_a_later_entry_is_noticed(
-    what: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The test above, without the mechanism that keeps all parts of a snapshot at its entry."""
-    if what == "partitions":
-
-        def append(self: PartitionIndex, *args: int) -> int:
-            cut, self._cut = self._cut, self._cuts.number
-            base = whole(self, *args)
-            self._cut = cut
-            return base
-
-        whole = PartitionIndex.append
-        monkeypatch.setattr(PartitionIndex, "append", append)
-    elif what == "groups":
-        monkeypatch.setattr(GroupOffsets, "_own", lambda self, group: self.setdefault(group, {}))
-    else:
-
-        def let_go(self: PartitionIndex) -> None:
-            self._forget(self._cuts.floor)
-
-        monkeypatch.setattr(PartitionIndex, "_let_go", let_go)
-    assert any(differences(seed) for seed in range(SEEDS))
 
 
 # ------------------------------------------------------------------ RETAIN

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from escrowmq.replication.format import ops, timer_ops
@@ -20,6 +20,13 @@ from tests.support.fed_state import FedState, dump
 NAME = "outbox.shop.0"
 COMMITTED = [[int(Code.PARTIAL), [[0, int(Code.DUPLICATE), "COMMITTED"]]]]
 ROW = encode_row(None, b"v", None, None)
+
+
+def keeping(names: int) -> FedState:
+    """A state with room for so few named producers."""
+    log = FedState()
+    log.state.claims = claims.Claims(names)
+    return log
 
 
 def digest(number: int) -> bytes:
@@ -119,9 +126,8 @@ def test_a_branch_asks_for_the_epoch_alone() -> None:
     assert log.state.claims.open == {}, "its home decides about the number"
 
 
-def test_names_used_long_ago_go_first_and_recent_ones_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(claims, "CLAIMS_KEPT", 3)
-    log = FedState()
+def test_names_used_long_ago_go_first_and_recent_ones_stay() -> None:
+    log = keeping(3)
     for name in ("a", NAME, "b"):
         claim(log, name)
     assert log.add(ops.claim("new", 1, "c")) == [[int(Code.TOO_MANY_CLAIMS), 3]]
@@ -131,13 +137,10 @@ def test_names_used_long_ago_go_first_and_recent_ones_stay(monkeypatch: pytest.M
     assert list(log.state.claims.by_name) == [NAME, "a", "new"], "that of an open transaction stays"
 
 
-def test_the_name_of_an_open_numbered_transaction_stays_although_it_is_the_oldest(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_name_of_an_open_numbered_transaction_stays_although_it_is_the_oldest() -> None:
     """Finds a claim that is forgotten although its numbered transaction is open, whose number would be lost
     with it."""
-    monkeypatch.setattr(claims, "CLAIMS_KEPT", 3)
-    log = FedState()
+    log = keeping(3)
     claim(log)
     assert prepare(log, "1.0", 1, 1) == [[0]]
     claim(log, "a"), claim(log, "b")
@@ -151,10 +154,9 @@ def test_the_name_of_an_open_numbered_transaction_stays_although_it_is_the_oldes
 
 
 @pytest.mark.parametrize("home", [-1, 2])
-def test_a_name_is_in_use_while_its_producer_prepares(monkeypatch: pytest.MonkeyPatch, home: int) -> None:
+def test_a_name_is_in_use_while_its_producer_prepares(home: int) -> None:
     """``home`` 2: branches alone. Finds PREPAREs that do not count as a use of the claim."""
-    monkeypatch.setattr(claims, "CLAIMS_KEPT", 2)
-    log = FedState()
+    log = keeping(2)
     claim(log), claim(log, "b")
     log.now_ms += claims.KEPT_MS + 60_000
     assert prepare(log, "1.0", 1, 0 if home < 0 else 1, home=home) == [[0]]
@@ -163,9 +165,8 @@ def test_a_name_is_in_use_while_its_producer_prepares(monkeypatch: pytest.Monkey
     assert log.add(ops.claim("c", 1, "c")) == [[int(Code.TOO_MANY_CLAIMS), 2]], "both are in use"
 
 
-def test_a_name_is_in_use_while_its_producer_sends_plain_messages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(claims, "CLAIMS_KEPT", 2)
-    log = FedState()
+def test_a_name_is_in_use_while_its_producer_sends_plain_messages() -> None:
+    log = keeping(2)
     claim(log), claim(log, "b")
     log.now_ms += claims.KEPT_MS + 60_000
     assert log.add(message(1, 0))[0][0] == 0
@@ -195,6 +196,7 @@ _STEPS = st.lists(
 
 @settings(max_examples=120, deadline=None)
 @given(_STEPS)
+@example([("prepare", 0, 1, 0), ("restart",), ("prepare", 0, 1, 1)])
 def test_whatever_is_repeated_late_or_by_another_each_number_is_committed_once(
     steps: list[tuple[Any, ...]],
 ) -> None:
@@ -227,7 +229,6 @@ def test_whatever_is_repeated_late_or_by_another_each_number_is_committed_once(
             state = StateMachine(0, 1)
             restore(state, "x.snap", b"".join(encode(capture(log.state, 1, []))))
             assert dump(state)["claims"] == dump(log.state)["claims"]
-            assert state.claims._busy == log.state.claims._busy
             log.state.claims = state.claims
         assert len(log.state.claims.open) <= 1 and set(log.state.claims.open) == {
             ("app", tx_id) for tx_id in log.state.transactions.look("app").open

@@ -9,7 +9,6 @@ from escrowmq.replication.format.ops import PrepareExtra
 from escrowmq.replication.model import ResultCode
 from escrowmq.replication.state import transactions
 from escrowmq.replication.state.machine import StateMachine
-from escrowmq.replication.state.open_tx import Run
 from escrowmq.replication.state.snapshot import capture, encode, release, restore
 from escrowmq.replication.state.transactions import APP_AS_IDS
 from tests.support.fed_state import FedState, dump
@@ -62,20 +61,6 @@ def test_a_given_id_outlives_what_pushes_the_others_out() -> None:
     log.others(100)
     assert log.code("order-42") == DUPLICATE
     assert log.code("generated") is None
-
-
-def test_with_that_taken_away_a_repeated_order_is_opened_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    def as_the_others(self: transactions.AppTransactions, run: Run, outcome: int) -> None:
-        self.open.take_run(run)
-        for tx_id, record in zip(run.tx_ids, run, strict=True):
-            self.settled.set(tx_id, record.digests[0] << 2 | outcome)
-            self.open_by_topic[record.topic] -= 1
-
-    monkeypatch.setattr(transactions.AppTransactions, "settle", as_the_others)
-    log = Log()
-    log.settle("order-42")
-    log.others(100)
-    assert log.code("order-42") is None
 
 
 def test_it_is_remembered_for_the_time_and_at_most_twice_as_long() -> None:

@@ -5,21 +5,22 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 from msgspec import field
 
-from escrowmq.replication.errors import UnknownVersion
+from escrowmq.replication.errors import CorruptLog, UnknownVersion
 from escrowmq.replication.format import ops
 from escrowmq.replication.format.codec import Op, decode_ops
 from escrowmq.replication.format.operation import Operation, encode_msgpack
+from escrowmq.replication.format.settings import Settings
 from escrowmq.replication.model import TopicInfo
 from escrowmq.replication.replica.validation import level_needed
-from escrowmq.replication.state import machine, snapshot
 from escrowmq.replication.state.machine import LEVEL_MAX, StateMachine
 from escrowmq.replication.state.snapshot import NewerLevel, capture, encode, restore
 from tests.support.fed_state import FedState, busy_state, dump, state_with_letters
+from tests.support.next_level import know_the_next_level
 
 GOLDEN = json.loads((Path(__file__).parents[2] / "golden" / "operations.json").read_text())
 
@@ -27,8 +28,7 @@ GOLDEN = json.loads((Path(__file__).parents[2] / "golden" / "operations.json").r
 @pytest.fixture
 def newer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Software that knows three levels more."""
-    monkeypatch.setattr(machine, "LEVEL_MAX", LEVEL_MAX + 3)
-    monkeypatch.setattr(snapshot, "LEVEL_MAX", LEVEL_MAX + 3)
+    know_the_next_level(monkeypatch, LEVEL_MAX + 3)
 
 
 def restored(data: bytes) -> StateMachine:
@@ -80,45 +80,42 @@ def test_a_state_begins_at_level_1_and_there_is_no_way_down(newer: None) -> None
     assert log.add(ops.level(LEVEL_MAX + 3)) == [[0, LEVEL_MAX + 3]], "several at once"
 
 
-def test_a_snapshot_keeps_its_level_and_one_of_a_newer_level_is_refused(
-    newer: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    log = FedState()
-    log.add(ops.level(LEVEL_MAX + 2))
-    data = snapshot_of(log)
-    assert restored(data).level == LEVEL_MAX + 2
-    monkeypatch.setattr(snapshot, "LEVEL_MAX", LEVEL_MAX + 1)
-    with pytest.raises(NewerLevel, match=f"level {LEVEL_MAX + 2}; .*up to {LEVEL_MAX + 1}: upgrade it"):
-        restored(data)
+def test_a_snapshot_keeps_its_level_and_one_of_a_newer_level_is_refused(newer: None) -> None:
+    log, highest = FedState(), LEVEL_MAX + 3
+    log.add(ops.level(highest))
+    assert restored(snapshot_of(log)).level == highest
+    log.state.level += 1
+    with pytest.raises(NewerLevel, match=f"level {highest + 1}; .*up to {highest}: upgrade it"):
+        restored(snapshot_of(log))
 
 
-def test_a_newer_level_is_refused_before_what_it_may_have_changed_is_read(
-    newer: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+class TopicOfTomorrow(TopicInfo):
+    def settings(self) -> dict[str, Any]:
+        return {**super().settings(), "of_tomorrow": 1}
+
+
+def test_a_newer_level_is_refused_before_what_it_may_have_changed_is_read() -> None:
     """A topic with a field that today's software does not have is no damage."""
-    log, settings = FedState(), TopicInfo.settings
-    log.add(ops.level(LEVEL_MAX + 1))
-    log.add(ops.create_topic("t", {}))
-    monkeypatch.setattr(TopicInfo, "settings", lambda self: {**settings(self), "of_tomorrow": 1})
-    data = snapshot_of(log)
-    monkeypatch.setattr(snapshot, "LEVEL_MAX", LEVEL_MAX)
+    log = FedState()
+    topic = log.state.topics.topics["t"]
+    topic.info = TopicOfTomorrow(**topic.info.settings())
+    with pytest.raises(CorruptLog, match="of_tomorrow"):
+        restored(snapshot_of(log))
+    log.state.level = LEVEL_MAX + 1
     with pytest.raises(NewerLevel, match=f"level {LEVEL_MAX + 1}; .*up to {LEVEL_MAX}: upgrade it"):
-        restored(data)
+        restored(snapshot_of(log))
 
 
-def test_a_snapshot_with_a_setting_of_newer_software_is_refused_and_no_damage(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    log, meta = FedState(), snapshot._meta
+class SettingsOfTomorrow(Settings):
+    def values(self) -> dict[str, int]:
+        return {**super().values(), "of tomorrow": 1}
 
-    def of_tomorrow(*given: object) -> dict[str, object]:
-        made = meta(*given)  # type: ignore[arg-type]
-        return {**made, "settings": {**made["settings"], "of tomorrow": 1}}
 
-    monkeypatch.setattr(snapshot, "_meta", of_tomorrow)
-    data = snapshot_of(log)
+def test_a_snapshot_with_a_setting_of_newer_software_is_refused_and_no_damage() -> None:
+    log = FedState()
+    log.state.settings = SettingsOfTomorrow()
     with pytest.raises(NewerLevel, match="'of tomorrow' is not known to this software; upgrade it"):
-        restored(data)
+        restored(snapshot_of(log))
 
 
 def test_a_request_needs_the_highest_level_of_its_operations() -> None:

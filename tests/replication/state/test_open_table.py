@@ -8,7 +8,6 @@ from collections import Counter
 import pytest
 
 from escrowmq.replication.format.ops import PrepareExtra
-from escrowmq.replication.state import open_tx
 from escrowmq.replication.state.open_tx import STEP, Block, OpenTable, OpenTx, View
 
 
@@ -41,13 +40,9 @@ def records(of: Block) -> dict[str, OpenTx]:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_it_is_a_dict_in_log_order_and_a_view_never_changes(
-    seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(open_tx, "YOUNG_MAX", 6)
-    monkeypatch.setattr(open_tx, "STEP", 3)
+def test_it_is_a_dict_in_log_order_and_a_view_never_changes(seed: int) -> None:
     rng = random.Random(seed)
-    table, model = OpenTable(), dict[str, OpenTx]()
+    table, model = OpenTable(young_max=6, step=3), dict[str, OpenTx]()
     views: list[tuple[View, list[tuple[str, OpenTx]]]] = []
     blocks: list[Block] = []
     for step in range(600):

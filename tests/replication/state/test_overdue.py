@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import random
 
-import pytest
-
 from escrowmq.replication.format import ops
-from escrowmq.replication.state import due_queue as module
 from escrowmq.replication.state.due_queue import OVERDUE_MS, DueQueue, overdue
-from escrowmq.replication.state.open_tx import OpenTable
+from escrowmq.replication.state.open_tx import OpenTable, OpenTx
 from tests.support.fed_state import FedState
 
 TIMEOUT_MS = 6_000
@@ -73,24 +70,32 @@ def test_what_is_settled_beside_a_held_view_does_not_count() -> None:
     assert overdue(log.state.transactions, late(log, 500)).count == 2
 
 
-def test_a_look_is_bounded_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "OVERDUE_LOOK_MAX", 100)
+class Watched(OpenTable):
+    """Says how many are read at a time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read: list[int] = []
+
+    def first(self, most: int) -> list[tuple[str, OpenTx]]:
+        self.read.append(most)
+        return super().first(most)
+
+
+def test_a_look_is_bounded_and_says_so() -> None:
     log = FedState()
+    log.state.transactions.app("app").open = watched = Watched()
     for n in range(30):
         log.prepare([f"{n}-{i}" for i in range(20)], timeout_ms=TIMEOUT_MS)
-    read: list[int] = []
-    first = OpenTable.first
-    monkeypatch.setattr(OpenTable, "first", lambda self, most: read.append(most) or first(self, most))
-    told = overdue(log.state.transactions, late(log, 500))
-    assert (told.count, told.limited, told.tx_id, read) == (100, True, "0-0", [100])
+    told = overdue(log.state.transactions, late(log, 500), look_max=100)
+    assert (told.count, told.limited, told.tx_id, watched.read) == (100, True, "0-0", [100])
 
 
-def test_no_app_hides_another_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "OVERDUE_LOOK_MAX", 10)
+def test_no_app_hides_another_ones() -> None:
     log = FedState()
     log.prepare([f"{n}" for n in range(50)], timeout_ms=10**9)
     log.prepare(["x"], timeout_ms=TIMEOUT_MS, app="other")
-    told = overdue(log.state.transactions, late(log, 500))
+    told = overdue(log.state.transactions, late(log, 500), look_max=10)
     assert (told.count, told.app, told.limited) == (1, "other", True)
 
 

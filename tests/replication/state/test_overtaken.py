@@ -5,7 +5,6 @@ from __future__ import annotations
 from itertools import chain
 from typing import Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -158,9 +157,9 @@ def test_a_restart_knows_which_are_overtaken() -> None:
     assert list(taken(log)) == ["z"]
 
 
-def test_what_is_open_under_a_forgotten_name_is_left_to_its_time_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(claims, "CLAIMS_KEPT", 1)
+def test_what_is_open_under_a_forgotten_name_is_left_to_its_time_out() -> None:
     log = FedState()
+    log.state.claims = claims.Claims(kept=1)
     claim(log, 1)
     prepare(log, "x", "y")
     claim(log, 2)

@@ -16,7 +16,6 @@ from escrowmq.replication.format.ops import PrepareExtra
 from escrowmq.replication.host.due_checks import lock_due
 from escrowmq.replication.model import ResultCode
 from escrowmq.replication.replica.validation import parse_request
-from escrowmq.replication.state import machine
 from escrowmq.replication.state.machine import StateMachine
 from escrowmq.replication.state.open_tx import OpenTx
 from escrowmq.replication.state.snapshot import capture, encode, restore
@@ -102,14 +101,6 @@ def test_nobody_asks_the_owner_of_a_branch_so_any_copy_will_do() -> None:
     log = Owned()
     log.take("one", 5, home_group=1)
     assert log.take("two", 5, home_group=1) == [0]
-
-
-def test_that_rule_is_what_keeps_the_late_copy_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "is_overtaken", lambda record, extra: False)
-    log = Owned()
-    log.take("one", 5)
-    log.take("two", log.heard)
-    assert log.take("one", 5) == [0] and log.x.instance == "one"
 
 
 def prepare(log: FedState, tx_id: str, extra: PrepareExtra | None, digest: int = 7, part: int = 0) -> int:

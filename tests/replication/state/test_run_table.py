@@ -24,7 +24,6 @@ from tests.support.stored_bytes import StoredBytes, stored
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stored_runs, "BLOCK", 4)
-    monkeypatch.setattr(stored_runs, "BLOCK", 4)
 
 
 def test_what_a_table_answers_is_what_a_look_at_every_run_gives() -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import sys
 
-import pytest
-
 from escrowmq.replication.format import ops
 from escrowmq.replication.format.codec import encode_row
 from escrowmq.replication.format.ops import PrepareExtra
@@ -37,23 +35,20 @@ def remembered(state: StateMachine) -> int:
     return sum(len(table.settled) for table in state.transactions.apps.values())
 
 
-def test_many_apps_remember_no_more_than_twice_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transactions, "APP_AS_IDS", 0)
-    log = fed_with(settled_generation=100)
+def test_many_apps_remember_no_more_than_twice_the_bound() -> None:
+    log = fed_with(settled_generation=14 * (7 + transactions.APP_AS_IDS))
     for n in range(120):
         ids = [f"{n}-{i}" for i in range(7)]
         settle(log, f"app-{n % 25}", ids)
-        assert remembered(log.state) <= 2 * (100 + 7)
+        assert remembered(log.state) <= 2 * 14 * 7
         for recent in range(max(0, n - 13), n + 1):
             table = log.state.transactions.app(f"app-{recent % 25}")
             assert table.outcome(f"{recent}-0") == transactions.ROLLED_BACK, "the last hundred are known"
 
 
-def test_a_replica_restored_from_a_snapshot_forgets_at_the_same_entry(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(transactions, "APP_AS_IDS", 6)
-    log, other = fed_with(settled_generation=100), fed_with(settled_generation=100)
+def test_a_replica_restored_from_a_snapshot_forgets_at_the_same_entry() -> None:
+    generation = 5 * transactions.APP_AS_IDS + 70
+    log, other = fed_with(settled_generation=generation), fed_with(settled_generation=generation)
     for n in range(60):
         for each in (log, other):
             settle(each, f"app-{n % 5}", [f"{n}-{i}" for i in range(1 + n % 9)])
@@ -66,22 +61,20 @@ def test_a_replica_restored_from_a_snapshot_forgets_at_the_same_entry(
         }, n
 
 
-def test_apps_that_come_and_go_leave_nothing_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_apps_that_come_and_go_leave_nothing_for_good() -> None:
     """Each batch write of Spark is a separate app, and every scan over all apps visits what is kept."""
-    monkeypatch.setattr(transactions, "APP_AS_IDS", 10)
-    log = fed_with(settled_generation=100)
+    log = fed_with(settled_generation=9 * transactions.APP_AS_IDS)
     log.prepare(["stays"])
     for n in range(300):
         settle(log, f"batch-{n}", ["x"])
         apps = log.state.transactions.apps
-        assert len(apps) <= 1 + 2 * (100 // 11 + 1)
+        assert len(apps) <= 1 + 2 * 9
         assert all(log.state.transactions.look(f"batch-{m}").outcome("x") for m in range(max(0, n - 8), n))
     assert log.commit(["stays"]) == [[0]]
 
 
-def test_an_app_that_somebody_reads_stays_until_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transactions, "APP_AS_IDS", 2)
-    log = fed_with(settled_generation=4)
+def test_an_app_that_somebody_reads_stays_until_it_is_read() -> None:
+    log = fed_with(settled_generation=2 + transactions.APP_AS_IDS)
     log.add(ops.prepare("read", "t", ["x"], None, 0, 0, [1], -1, 0))
     snapshot = capture(log.state, 1, [])  # it holds the open ones of an app that has any
     log.add(ops.rollback("read", ["x"]))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -14,7 +16,8 @@ from escrowmq.replication.format import ops, share_ops
 from escrowmq.replication.format.codec import encode_row
 from escrowmq.replication.format.settings import DEFAULTS
 from escrowmq.replication.model import ResultCode
-from escrowmq.replication.state import group_offsets, snapshot
+from escrowmq.replication.state import snapshot
+from escrowmq.replication.state.group_offsets import ATTEMPTS_KEPT, Attempts
 from escrowmq.replication.state.index import PartitionIndex
 from escrowmq.replication.state.machine import StateMachine
 from escrowmq.replication.state.shares import Pair
@@ -223,7 +226,8 @@ def test_another_topic_of_that_name_is_not_acknowledged() -> None:
     assert log.add(ack(0, 3, topic="gone")) == [[ResultCode.UNKNOWN_TOPIC]]
     assert log.add(ack(0, 3, partition=7)) == [[ResultCode.BAD_PARTITION]]
     log.add(ops.delete_topic("t"))
-    assert not log.state.shares.pairs and not log.state.shares._of_slot
+    assert not log.state.shares.pairs
+    log.add(ops.delete_group("mail", 1))  # which looks for pairs of the group
     log.add(ops.create_topic("t", {"partitions": 1}), sent(10))
     assert log.add(ack(0, 3)) == [[ResultCode.UNKNOWN_SHARE]]
 
@@ -262,22 +266,27 @@ def test_a_forwarded_message_is_readable_at_once_or_a_timer() -> None:
     assert log.add(share_ops.forward("gone", 0, [0], [ROW])) == []
 
 
-def test_planted_acks_missing_from_the_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
-    state = state_with_shares().state
-    assert kept(reread(state)) == kept(state)
-    monkeypatch.setattr(snapshot, "_chunks_of_groups", lambda taken: iter(()))
-    assert kept(reread(state))["shares"] == {} != kept(state)["shares"]
-
-
 def test_snapshots_hold_many_ranges_in_several_chunks() -> None:
     log = FedState()
     log.add(sent(9_000), begin(), begin(group="sms"))
     log.add(ack(*(n for at in range(1, 9_000, 2) for n in (at, at))))
     log.add(ack(5, 5, group="sms"))
     taken = capture(log.state, 1, [])
-    assert len(list(snapshot._chunks_of_groups(taken))) == 2
+    chunks = [*snapshot.decode("x", b"".join(snapshot.encode(taken)))]
+    assert sum(chunk[0] == "shares" for chunk in chunks) == 2
     release(log.state, taken)
     assert kept(reread(log.state)) == kept(log.state)
+
+
+class Told(Pair):
+    """What a damaged snapshot says of a pair."""
+
+    def __init__(self, *columns: Any) -> None:
+        super().__init__(PartitionIndex(), 0)
+        self.columns = columns
+
+    def saved(self) -> Any:
+        return self.columns
 
 
 @pytest.mark.parametrize(
@@ -293,13 +302,12 @@ def test_snapshots_hold_many_ranges_in_several_chunks() -> None:
         ["mail", 1, 0],
     ],
 )
-def test_senseless_ranges_in_a_snapshot_are_damage(
-    row: list[object], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_senseless_ranges_in_a_snapshot_are_damage(row: list[Any]) -> None:
     state = state_with_shares().state
-    monkeypatch.setattr(snapshot, "_chunks_of_groups", lambda taken: iter([["shares", [row]]]))
+    group, slot, *columns = row
+    taken = replace(capture(state, 1, []), shares=[((group, slot), Told(*columns))])
     with pytest.raises(CorruptLog, match="invalid"):
-        reread(state)
+        reread(state, b"".join(snapshot.encode(taken)))
 
 
 # -------------------------------------------------------------- settings and places
@@ -365,12 +373,11 @@ def test_attempts_belong_to_their_offset() -> None:
     assert not noted
 
 
-def test_few_offsets_with_attempts_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(group_offsets, "ATTEMPTS_KEPT", 2)
-    log = FedState()
-    note: Callable[[int], object] = lambda n: log.add(share_ops.places("mail", "t", [n % 2, n, 1]))  # noqa: E731
-    for group in ("a", "b", "c"):
-        log.add(share_ops.places(group, "t", [0, 1, 1]))
-    assert [key[0] for key in log.state.attempts] == ["b", "c"]
-    note(3)
-    assert [key[0] for key in log.state.attempts] == ["c", "mail"]
+def test_few_offsets_with_attempts_are_kept() -> None:
+    attempts, partitions = Attempts(), range(ATTEMPTS_KEPT - 2)
+    attempts.note("many", "t", [n for partition in partitions for n in (partition, 1, 1)])
+    for group in ("a", "b", "c", "d"):
+        attempts.note(group, "t", [0, 1, 1])
+    assert len(attempts) == ATTEMPTS_KEPT
+    assert [key[0] for key in attempts][-4:] == ["a", "b", "c", "d"]
+    assert ("many", "t", 1) not in attempts and ("many", "t", 2) in attempts

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import pytest
-
 from escrowmq.replication.format import ops
 from escrowmq.replication.state import transactions
 from escrowmq.replication.state.machine import StateMachine
@@ -72,18 +70,17 @@ def test_of_an_id_that_came_before_the_newest_is_told() -> None:
     assert newest is not None and newest[1].query_id == "q9"
 
 
-def busy_after_one_by_hand(monkeypatch: pytest.MonkeyPatch) -> FedState:
-    monkeypatch.setattr(transactions, "LIVES_KEPT", (10, 10))
+def keeping_ten() -> FedState:
+    """A state that tells of the last ten of each kind."""
     log = FedState()
-    settle(log, ["by hand"], "operator:eve")
-    settle(log, [f"x{n}" for n in range(25)], "producer")
+    log.state.transactions.lives = transactions.TransactionHistory((10, 10))
     return log
 
 
-def test_the_last_ones_are_kept_and_what_nobody_asks_about_pushes_out_nothing_else(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    log = busy_after_one_by_hand(monkeypatch)
+def test_the_last_ones_are_kept_and_what_nobody_asks_about_pushes_out_nothing_else() -> None:
+    log = keeping_ten()
+    settle(log, ["by hand"], "operator:eve")
+    settle(log, [f"x{n}" for n in range(25)], "producer")
     for state in (log.state, restarted(log)):
         assert [n for n in range(25) if told(state, f"x{n}")] == [*range(15, 25)]
         assert told(state, "by hand") is not None
@@ -94,9 +91,8 @@ def test_the_last_ones_are_kept_and_what_nobody_asks_about_pushes_out_nothing_el
     assert told(log.state, "x15") is None and told(log.state, "further") is not None
 
 
-def test_a_decision_over_many_goes_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transactions, "LIVES_KEPT", (10, 10))
-    log = FedState()
+def test_a_decision_over_many_goes_as_a_whole() -> None:
+    log = keeping_ten()
     for first in (0, 4, 8):
         ids = [f"x{n}" for n in range(first, first + 4)]
         log.prepare(ids)
@@ -106,8 +102,3 @@ def test_a_decision_over_many_goes_as_a_whole(monkeypatch: pytest.MonkeyPatch) -
     log.prepare(many)
     log.add(ops.rollback("app", many))
     assert told(log.state, "x11") is None and told(log.state, "y0") and told(log.state, "y19")
-
-
-def test_planted_one_ring_for_all_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transactions, "_is_rule", lambda by: True)
-    assert told(busy_after_one_by_hand(monkeypatch).state, "by hand") is None

@@ -17,7 +17,6 @@ from escrowmq.replication.timers.record import (
     KEY_BYTES,
     RECORD,
     RECORD_BYTES,
-    is_tombstone,
     key_of,
     last_key,
     living,
@@ -32,6 +31,7 @@ from tests.support.golden_files import TIMERS, mend_timers
 from tests.support.stored_bytes import StoredBytes
 
 NOW_MS = 1_700_000_000_000
+SMALL_CLASSES = 8, 64, 512
 
 
 def timer(n: int, index: int = 1) -> bytes:
@@ -187,21 +187,13 @@ def test_merges_in_any_order_change_no_answer(
         files = [*(file for file in files if file not in some), *([file_of(left)] if left else [])]
 
 
-def test_a_tombstone_that_a_merge_loses_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The control of the test above: what was cancelled would be delivered."""
-    monkeypatch.setattr(sealed_file, "settled", lambda records: [r for r in records if not is_tombstone(r)])
-    left = [r for part in merged([file_of([timer(1)]), file_of([cancel(2)])], FIRST_KEY) for r in part]
-    assert living(sorted([timer(2), *left])) == [timer(1), timer(2)]
-
-
-def test_eight_files_of_a_class_become_one_and_there_are_never_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sealed_file, "CLASSES", (8, 64, 512))
+def test_eight_files_of_a_class_become_one_and_there_are_never_many() -> None:
     store, written, most = TimerStore(), 0, 0
     for n in range(1_000):
         store.add(timer(n) + timer(5_000 + n), NOW_MS)
         frozen = store.freeze()
         store.sealed(frozen, file_of(r for part in store.to_write(frozen) for r in part))
-        while chosen := choose(store.files, store.cursor):
+        while chosen := choose(store.files, store.cursor, SMALL_CLASSES):
             left = [r for part in merged(chosen, store.cursor) for r in part]
             written += len(left)
             store.merged(chosen, file_of(left))
@@ -215,13 +207,10 @@ def test_eight_files_of_a_class_become_one_and_there_are_never_many(monkeypatch:
     )
 
 
-def test_a_large_file_that_is_mostly_released_is_written_anew(
-    small_blocks: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sealed_file, "CLASSES", (8, 64, 512))
+def test_a_large_file_that_is_mostly_released_is_written_anew(small_blocks: None) -> None:
     small, large = file_of(timer(n) for n in range(5)), file_of(timer(n) for n in range(30))
-    assert choose([small, large], timer(10)[:KEY_BYTES]) == []
-    assert choose([small, large], timer(20)[:KEY_BYTES]) == [large]
+    assert choose([small, large], timer(10)[:KEY_BYTES], SMALL_CLASSES) == []
+    assert choose([small, large], timer(20)[:KEY_BYTES], SMALL_CLASSES) == [large]
 
 
 # ------------------------------------------------------------------ in the store

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import random
+from threading import Lock
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from escrowmq.replication.timers import store as under_test
 from escrowmq.replication.timers.record import (
     FIRST_KEY,
     KEY_BYTES,
@@ -103,7 +102,7 @@ def test_the_store_reads_as_a_sorted_list(
         copies = [r for r in every if r.startswith(key)]
         assert store.find(key) == (copies, any(is_tombstone(r) for r in model if r.startswith(key)))
     assert store.find(key_of(NOW_MS, 9, 9, 9)) == ([], False)
-    written = [r for part in records_in_order(store.freeze().young, FIRST_KEY, store._lock) for r in part]
+    written = [r for part in records_in_order(store.freeze().young, FIRST_KEY, Lock()) for r in part]
     assert written == sorted(model)
 
 
@@ -130,15 +129,15 @@ def test_a_tombstone_kills_what_is_older_and_nothing_of_its_own_entry() -> None:
     assert store.due(FIRST_KEY, NOW_MS + 5_000, 10) == ([again], last_key(NOW_MS + 5_000))
 
 
-def test_what_is_cancelled_in_a_row_does_not_hide_what_is_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_cancelled_in_a_row_does_not_hide_what_is_behind_it() -> None:
     """A leader asks again from the cursor, which only a release moves."""
-    store = TimerStore()
+    patient, store = TimerStore(), TimerStore(looks_per_call=2)
     many, last = [record(200, ordinal=n) for n in range(5_000)], record(200, owner=1)
-    store.add(b"".join((*many, last)), NOW_MS)
-    store.add(b"".join(tombstone(r[:KEY_BYTES], 9) for r in many), NOW_MS)
+    for each in (patient, store):
+        each.add(b"".join((*many, last)), NOW_MS)
+        each.add(b"".join(tombstone(r[:KEY_BYTES], 9) for r in many), NOW_MS)
     until = NOW_MS + 300
-    assert store.due(FIRST_KEY, until, 500) == ([last], last_key(until))
-    monkeypatch.setattr(under_test, "LOOKS_PER_CALL", 2)
+    assert patient.due(FIRST_KEY, until, 500) == ([last], last_key(until))
     found, reached = store.due(FIRST_KEY, until, 50)
     assert found == [] and FIRST_KEY < reached < last[:KEY_BYTES]
     assert read_all(store, until, 50) == [last]
