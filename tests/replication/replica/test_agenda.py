@@ -1,4 +1,4 @@
-"""Each duty gets its turn when it is due, and none is forgotten."""
+"""Each duty gets its turn when it is due, and none is forgotten: to forget one is planted here for each."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 from escrowmq.replication.format import ops, timer_ops
 from escrowmq.replication.format.codec import encode_row
 from escrowmq.replication.host.running_replica import TIMER_S
+from escrowmq.replication.replica import admission, compaction, replica
 from escrowmq.replication.replica.agenda import AT_ONCE, NEVER, Agenda, Duty
 from escrowmq.replication.replica.replica import Limits
 from tests.support.broker_group import BrokerGroup
@@ -140,23 +141,49 @@ def what_waits_long_is_carried(desk: Ticking) -> None:
     assert desk.replica.admission.carrying.carried == 1
 
 
-@pytest.mark.parametrize(
-    "scene",
-    [
-        a_request_is_written,
-        requests_go_on_when_an_entry_ends,
-        delayed_messages_are_released,
-        leases_expire,
-        old_messages_go,
-        checkpoints_are_taken_slice_by_slice,
-        what_waits_long_is_carried,
-    ],
-)
-def test_no_duty_is_forgotten(tmp_path: Path, scene: Callable[[Ticking], None]) -> None:
+Scene = Callable[[Ticking], None]
+#: A scene, and what is forgotten: a duty that does not say when it is due next, or what makes it due in that
+#: module.
+FORGOTTEN: list[tuple[Scene, str]] = [
+    (a_request_is_written, "admission"),
+    (requests_go_on_when_an_entry_ends, "replica"),
+    (delayed_messages_are_released, "entries"),
+    (leases_expire, "timer"),
+    (old_messages_go, "timer"),
+    (checkpoints_are_taken_slice_by_slice, "checkpoint"),
+    (what_waits_long_is_carried, "compaction"),
+]
+MODULES = {"admission": admission, "replica": replica, "compaction": compaction}
+
+
+def forget(desk: Ticking, what: str, patch: pytest.MonkeyPatch) -> None:
+    if what in MODULES:
+        patch.setattr(MODULES[what], "AT_ONCE", NEVER)
+        return
+    (duty,) = (duty for duty in desk.replica.agenda.duties if duty.name == what)
+    run = duty.run
+
+    def forgetful(now: float) -> float:
+        run(now)
+        return NEVER
+
+    duty.run = forgetful
+
+
+@pytest.mark.parametrize(("scene", "what"), FORGOTTEN)
+@pytest.mark.parametrize("planted", [False, True], ids=["as it is", "planted"])
+def test_a_forgotten_duty_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scene: Scene, what: str, planted: bool
+) -> None:
     desk = Ticking(tmp_path)
     desk.begin(partitions=4)
     desk.tick(500)
-    scene(desk)
+    if not planted:
+        scene(desk)
+    else:
+        forget(desk, what, monkeypatch)
+        with pytest.raises((AssertionError, IndexError)):
+            scene(desk)
     desk.close()
 
 
