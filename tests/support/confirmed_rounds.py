@@ -15,7 +15,7 @@ def an_answer_of_an_earlier_round(patch: pytest.MonkeyPatch) -> None:
     """Whatever a voter has answered in this leadership counts for every round."""
 
     def believes(self: Replicator, check: LeadCheck) -> bool:
-        return all(self._progress[peer].heard_seq > 0 for peer in self._circle.voters)
+        return all(self.progress[peer].heard_seq > 0 for peer in self._circle.voters)
 
     patch.setattr(Replicator, "leads_since", believes)
 
@@ -26,8 +26,8 @@ def a_link_that_is_up_again(patch: pytest.MonkeyPatch) -> None:
 
     def trust(self: Replicator, peer: str) -> None:
         connected(self, peer)
-        if peer in self._progress:
-            self._progress[peer].heard_seq = self._seq
+        if peer in self.progress:
+            self.progress[peer].heard_seq = self._seq
 
     patch.setattr(Replicator, "connected", trust)
 
@@ -38,8 +38,8 @@ def an_answer_of_a_learner(patch: pytest.MonkeyPatch) -> None:
 
     def count(self: Replicator, peer: str, message: RaftMessage) -> None:
         answered(self, peer, message)
-        if peer in self._progress and message["term"] == self._core.term:
-            self._progress[peer].heard_seq = max(self._progress[peer].heard_seq, message["seq"])
+        if peer in self.progress and message["term"] == self._core.term:
+            self.progress[peer].heard_seq = max(self.progress[peer].heard_seq, message["seq"])
 
     patch.setattr(Replicator, "answered", count)
 

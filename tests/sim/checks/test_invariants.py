@@ -87,7 +87,7 @@ def a_voter_counts_whose_disk_is_empty(group: SeenGroup) -> Callable[[], None]:
 @breaks("false-match")
 def a_follower_cuts_what_the_leader_counts_on(group: SeenGroup) -> Callable[[], None]:
     group.led_by_a()
-    group.a.node.replicator._progress["c"].match = 2
+    group.a.node.replicator.progress["c"].match = 2
     group.look()
 
     def bad() -> None:
@@ -103,7 +103,7 @@ def a_follower_is_counted_for_what_the_leader_itself_lacks(group: SeenGroup) -> 
     group.look()
 
     def bad() -> None:
-        group.a.node.replicator._progress["b"].match = group.a.journal.last_index + 1
+        group.a.node.replicator.progress["b"].match = group.a.journal.last_index + 1
         group.look()
 
     return bad
@@ -117,7 +117,7 @@ def a_follower_is_counted_before_its_sync(group: SeenGroup) -> Callable[[], None
     group.look()
 
     def bad() -> None:
-        group.a.node.replicator._progress["b"].match = 3
+        group.a.node.replicator.progress["b"].match = 3
         group.look()
 
     return bad
@@ -312,7 +312,7 @@ def test_a_sound_history_breaks_nothing() -> None:
     group.a.journal.ballot, group.a.node.term, group.a.node.is_leader = (2, None), 2, False
     group.replicate(2, *group.replicas)
     group.acknowledge(3, 2)
-    group.b.node.replicator._progress["a"].match = group.b.node.replicator._progress["c"].match = 3
+    group.b.node.replicator.progress["a"].match = group.b.node.replicator.progress["c"].match = 3
     for replica in group.replicas:
         replica.node.commit_index = replica.node.applied_index = 3
         group.checker.applied(replica, 2, 1, b"\0one", None)

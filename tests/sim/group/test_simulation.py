@@ -57,7 +57,7 @@ def test_a_group_that_stops_right_after_its_first_election_goes_on(power: bool) 
         for replica in simulation.replicas:
             simulation.crash(replica, power, world.stream("stops"))
         simulation.calm_down()
-        assert simulation._prove_alive(0) == []
+        assert simulation.prove_alive(0) == []
 
 
 def test_a_group_whose_logs_were_not_synced_at_its_first_vote_goes_on() -> None:
@@ -76,7 +76,7 @@ def test_a_group_whose_logs_were_not_synced_at_its_first_vote_goes_on() -> None:
                 simulation.crash(replica, True, world.stream("stops"))
         simulation.checker.acknowledged[1] = 0  # so the supervisor says that the group has a history
         simulation.calm_down()
-        assert simulation._prove_alive(0) == []
+        assert simulation.prove_alive(0) == []
 
 
 @pytest.mark.parametrize("workload", ["RawWorkload", "BrokerWorkload"])
