@@ -56,7 +56,7 @@ from escrowmq.replication.log.datadir import (
     DataDir,
     Marks,
 )
-from escrowmq.replication.log.disk import Disk, RealDisk
+from escrowmq.replication.log.disk import Disk
 from escrowmq.replication.net.handshake import PeerIdentity
 from escrowmq.replication.raft.node import PeerLink, RaftConfig, RaftNode
 from escrowmq.replication.replica.agenda import Duty
@@ -488,7 +488,7 @@ class RunningReplica:
 
     def find_disk(self) -> Disk:
         """For the files of finding.py; the directory is created."""
-        return RealDisk(self.setup.data_dir / "find")
+        return self.setup.disk(self.setup.data_dir / "find")
 
     def _disk_bytes(self) -> int:
         found = os.statvfs(self.setup.data_dir)
@@ -703,16 +703,17 @@ class RunningReplica:
         except (CorruptLog, DiskFailed) as error:
             raise self.leave(error) from error
 
-    def close(self) -> bool:
+    def close(self, patience_s: float = CHECKPOINT_WAIT_S) -> bool:
         """Hand over leadership, sync, close, and unlock the directory. Parked calls return; later calls are
-        answered as by a follower. A second call waits for the first one and does nothing.
+        answered as by a follower. A second call waits for the first one and does nothing. ``patience_s``: for
+        a checkpoint that is being written.
 
         False: a thread does not stop, so the directory stays locked; a later call tries again.
         """
         with self._halting:
             stopped = True
             try:
-                stopped = self._halt()
+                stopped = self._halt(patience_s)
             finally:
                 if stopped:
                     self._directory.close()
@@ -727,11 +728,11 @@ class RunningReplica:
         the same files.
         """
         with self._halting:
-            stopped = self._halt()
+            stopped = self._halt(CHECKPOINT_WAIT_S)
         if not stopped:
             self.end(error)
 
-    def _halt(self) -> bool:
+    def _halt(self, patience_s: float) -> bool:
         """Stop every thread and close the log; returns whether all threads have stopped."""
         self.closed = True
         if self._level_watch is not None:
@@ -745,7 +746,7 @@ class RunningReplica:
         self.room.stop()
         if not all(stop() for stop in self.stops) or not self._upkeep.stop(UPKEEP_WAIT_S):
             return False
-        if not self.checkpointing.stop(CHECKPOINT_WAIT_S) or self.driver.running:
+        if not self.checkpointing.stop(patience_s) or self.driver.running:
             return False
         self.journal.close()
         self._peer_marks.close()

@@ -49,15 +49,22 @@ class VoteFile:
                 empty[position : position + len(record)] = record
             disk.write_atomic(NAME, (bytes(empty),))
         self._file = disk.open(NAME)
+        try:
+            self._record = self._newest()
+            # It may have reached one slot only, or only the page cache, when the process ended.
+            self._store(self._record)
+        except BaseException:
+            self._file.close()
+            raise
+
+    def _newest(self) -> _Record:
         slots = [_decode(self._file.read(position, _SLOT.size)) for position in SLOT_POSITIONS]
         known = [record for record in slots if record is not None]
         if self._file.size() != FILE_SIZE or not known:
             raise CorruptLog(
                 "the vote file is damaged in both slots; wipe this replica and repair it from a peer"
             )
-        self._record = max(known, key=lambda record: record.sequence)
-        # A record may have reached one slot only, or only the page cache, when the process ended.
-        self._store(self._record)
+        return max(known, key=lambda record: record.sequence)
 
     @property
     def term(self) -> int:
