@@ -20,6 +20,7 @@ from escrowmq.replication.host.repair import Manifest
 from escrowmq.replication.host.replica_process import ReplicaProcess
 from escrowmq.replication.host.replica_setup import ReplicaSetup
 from escrowmq.replication.log.datadir import Identity
+from tests.support.failing_disk import FailingDisks
 from tests.support.reading import at, everything, named
 from tests.support.requests import TOPIC, Submitting
 from tests.support.running_group import RunningGroup
@@ -73,6 +74,8 @@ class BrokerGroup(RunningGroup[Member], Submitting):
         super().__init__(path, replicas)
         self.config, self.gid, self.groups = config or BrokerConfig(), gid, groups
         self.ended: dict[int, BaseException] = {}
+        #: The disks of all replicas.
+        self.disks = FailingDisks()
         #: For a group that is one of several: how its brokers reach the others.
         self.branch_work: Callable[[Parts], BranchWork] | None = None
         #: Replicas that count as ones with older software: they do not tell their format level.
@@ -104,6 +107,7 @@ class BrokerGroup(RunningGroup[Member], Submitting):
             told=self.seated,
             ask_members=lambda: self.seated,
             fatal=lambda error: self.ended.__setitem__(rid, error),
+            disk=self.disks,
         )
 
     def create(self, rid: int) -> Member:

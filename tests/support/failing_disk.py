@@ -39,6 +39,8 @@ class FailingDisks:
 
     def __init__(self) -> None:
         self._rules: list[tuple[str, str, Act]] = []
+        #: Free bytes of directories, in place of the real ones.
+        self.room: dict[Path, int] = {}
 
     def __call__(self, path: Path) -> Disk:
         return _Directory(path, self)
@@ -81,7 +83,8 @@ class _Directory(RealDisk):
 
     def free_bytes(self) -> int:
         self._disks.meet("free_bytes", Touched(self.path))
-        return super().free_bytes()
+        room = self._disks.room.get(self.path)
+        return super().free_bytes() if room is None else room
 
 
 class _OpenFile(RealFile):
