@@ -151,8 +151,9 @@ class LevelWatch:
         later: Callable[[Callable[[], None]], None],
         ask: AskLevels,
         report: Callable[[str], None],
+        pauses_s: tuple[float, float] = (ASK_S, ASK_S_MAX),
     ) -> None:
-        self._replica = replica
+        self._replica, self._pauses_s = replica, pauses_s
         self._leads, self._later, self._ask, self._report = leads, later, ask, report
         self._stop = threading.Event()
 
@@ -166,20 +167,21 @@ class LevelWatch:
         self._stop.set()
 
     def _run(self) -> None:
-        pause_s, report_in_s = ASK_S, 0.0
+        shortest_s, longest_s = self._pauses_s
+        pause_s, report_in_s = shortest_s, 0.0
         while not self._stop.wait(pause_s) and self._replica.state.level < LEVEL_MAX:
             if not self._leads():
-                pause_s = ASK_S
+                pause_s = shortest_s
                 continue
             found = self._ask()
             reports = list(found.values()), ahead_of(self._replica.state.topics.gid, found)
             if next_level(self._replica.state.level, *reports) is not None:
                 self._later(lambda told=reports: self._replica.raise_level(*told))  # type: ignore[misc]
-                pause_s = ASK_S
+                pause_s = shortest_s
                 continue
-            pause_s = min(2 * pause_s, ASK_S_MAX)
+            pause_s = min(2 * pause_s, longest_s)
             report_in_s -= pause_s
-            if found and pause_s == ASK_S_MAX and report_in_s <= 0:
+            if found and pause_s == longest_s and report_in_s <= 0:
                 report_in_s = REPORT_S
                 self._report(self._who_is_behind(found))
 

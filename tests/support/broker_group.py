@@ -43,8 +43,8 @@ class Member:
             raise self.host.unavailable()
         return self._parts
 
-    def open(self) -> None:
-        self._parts = Parts(self.host.open(10.0))
+    def open(self, patience_s: float = 10.0) -> None:
+        self._parts = Parts(self.host.open(patience_s))
         if self._branch_work is not None:
             self.branch_work = self._branch_work(self._parts)
 
@@ -76,6 +76,8 @@ class BrokerGroup(RunningGroup[Member], Submitting):
         self.ended: dict[int, BaseException] = {}
         #: The disks of all replicas.
         self.disks = FailingDisks()
+        self.clock_ahead_s = 0.0  # of the wall clocks
+        self.patience_s = 10.0  # of a replica that opens, with each thing that peers must answer
         #: For a group that is one of several: how its brokers reach the others.
         self.branch_work: Callable[[Parts], BranchWork] | None = None
         #: Replicas that count as ones with older software: they do not tell their format level.
@@ -108,6 +110,7 @@ class BrokerGroup(RunningGroup[Member], Submitting):
             ask_members=lambda: self.seated,
             fatal=lambda error: self.ended.__setitem__(rid, error),
             disk=self.disks,
+            wall_clock=lambda: time.time() + self.clock_ahead_s,
         )
 
     def create(self, rid: int) -> Member:
@@ -115,7 +118,7 @@ class BrokerGroup(RunningGroup[Member], Submitting):
         return member
 
     def run(self, replica: Member) -> None:
-        replica.open()
+        replica.open(self.patience_s)
 
     # ------------------------------------------------------------ what its members ask of it
 
