@@ -11,6 +11,7 @@ import inspect
 import re
 from collections import deque
 from collections.abc import Callable, Iterator
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, cast
 
@@ -30,134 +31,100 @@ from tests.sim.group.replica import CACHE_BYTES, SimReplica
 from tests.sim.group.simulation import Plan, Simulation
 
 ROOT = Path(__file__).resolve().parents[3]
-#: An object of the replica, one of its fields, and a value that the code under test must never give it. Of
-#: some objects several.
-Fields = tuple[object, dict[str, object]]
-Exceed = Callable[[SimReplica, Any], Fields]
+#: What is bounded, the object that exceeds it, and its fields, with values that the code under test must
+#: never give them (or what makes one, of the object and the replica); whether only a recount sees it.
+CASES: list[tuple[str, Callable[[Any], Any], dict[str, Any], bool]] = []
 
 
-def _outstanding(replica: SimReplica, broker: Any) -> Fields:
-    most = replica.node.config.outstanding_bytes_max
-    return replica.node.proposals, {"sizes": {1: 1, 2: most}, "outstanding_bytes": most + 1}
+def exceeds(what: str, owner: Callable[[Any], Any], *, recount: bool = False, **fields: Any) -> None:
+    CASES.append((what, owner, fields, recount))
 
 
-def _window(replica: SimReplica, in_flight_bytes: int) -> Fields:
-    return next(iter(replica.node.replicator.progress.values())), {"in_flight_bytes": in_flight_bytes}
-
-
-def _window_max(replica: SimReplica) -> int:
-    config = replica.node.config
-    return config.window_bytes + max(config.send_batch_bytes, COMMAND_BYTES_MAX)
-
-
-def _open(broker: Any, count: Callable[[int], int]) -> Fields:
-    table = next(t for t in broker.state.transactions.apps.values() if t.open_by_topic)
-    (topic, opened), *_ = table.open_by_topic.items()
-    return table, {"open_by_topic": {**table.open_by_topic, topic: count(opened)}}
-
-
-def _keys(count: int) -> dict[int, None]:
+def keys(count: int) -> dict[int, None]:
     return dict.fromkeys(range(count))
 
 
-#: What is bounded, and what exceeds the bound.
-AT_ONCE: list[tuple[str, Exceed]] = [
-    ("messages not yet read", lambda r, b: (r.links, {"inbox": [("r1", b"")] * (bounds.INBOX_MAX + 1)})),
-    ("bytes proposed", lambda r, b: (r.node.proposals, {"outstanding_bytes": COMMAND_BYTES_MAX + 1})),
-    ("bytes proposed", _outstanding),
-    (
-        "entries proposed",
-        lambda r, b: (r.node.proposals, {"sizes": _keys(r.node.config.outstanding_entries_max + 1)}),
-    ),
-    ("acknowledgements held back", lambda r, b: (r.node.guard, {"held": _keys(3)})),
-    ("bytes under way to ", lambda r, b: _window(r, _window_max(r) + 1)),
-    ("bytes under way to ", lambda r, b: _window(r, -1)),
-    (
-        "durable bytes in the entry cache",
-        lambda r, b: (
-            r.journal.cache,
-            {"entries": {1: bytes(CACHE_BYTES + 1)}, "held_bytes": CACHE_BYTES + 1},
-        ),
-    ),
-    (
-        "bytes of requests that wait",
-        lambda r, b: (b.admission, {"queued_bytes": bounds.REQUEST_BYTES_MAX + 1}),
-    ),
-    (
-        "bytes of requests that wait",
-        lambda r, b: (
-            b.admission,
-            {"queue": [object(), object()], "queued_bytes": b.admission.queue_bytes_max + 1},
-        ),
-    ),
-    ("entries in flight", lambda r, b: (b, {"in_flight": b.limits.entries_in_flight + 1})),
-    ("open of ", lambda r, b: _open(b, lambda _: b.limits.open_transactions_max + 1)),
-    (
-        "checks queued",
-        lambda r, b: (
-            b.state.due,
-            {"queued": 2 * b.state.transactions.open_count() + 2 * b.state.due.slack + 1},
-        ),
-    ),
-    (
-        "pairs with due checks",
-        lambda r, b: (
-            b.state.due,
-            {"queues": {**b.state.due.queues, ("nobody", "t"): deque(["never named"])}},
-        ),
-    ),
-    (
-        "order of checks",
-        lambda r, b: (
-            b.state.due,
-            {"order": list(range(2 * len(b.state.due.buckets) + bounds.GONE_BUCKETS_MAX + 1))},
-        ),
-    ),
-    (
-        "leases of checks",
-        lambda r, b: (b.state.due, {"leases": _keys(b.state.transactions.open_count() + 1)}),
-    ),
-]
-#: The same of what only a recount sees: sums that are wrong by one, and tables that change slowly.
-BY_RECOUNT: list[tuple[str, Exceed]] = [
-    (
-        "bytes proposed",
-        lambda r, b: (r.node.proposals, {"outstanding_bytes": r.node.proposals.outstanding_bytes + 1}),
-    ),
-    (
-        "bytes in the entry cache",
-        lambda r, b: (r.journal.cache, {"held_bytes": r.journal.cache.held_bytes - 1}),
-    ),
-    (
-        "bytes of requests that wait",
-        lambda r, b: (b.admission, {"queued_bytes": b.admission.queued_bytes + 1}),
-    ),
-    ("open of ", lambda r, b: _open(b, lambda opened: opened + 1)),
-    ("checks queued", lambda r, b: (b.state.due, {"queued": b.state.due.queued + 1})),
-    ("settled", lambda r, b: (b.state.transactions, {"young": b.state.transactions.young + 1})),
-    (
-        "settled and remembered",
-        lambda r, b: (
-            next(iter(b.state.transactions.apps.values())).settled,
-            {"old": _keys(2 * (b.state.settings.settled_generation + bounds.SETTLED_AT_ONCE) + 1)},
-        ),
-    ),
-    *(
-        (
-            rf"batches remembered \({name}\)",
-            lambda r, b, name=name: (
-                b.state.producers,
-                {name: _keys(b.state.settings.producers_generation + 1)},
-            ),
-        )
-        for name in ("young", "old")
-    ),
-    (
-        "decisions in the audit trail",
-        lambda r, b: (b.state.transactions, {"audit": [None] * (bounds.AUDIT_KEPT + 1)}),
-    ),
-]
-CASES = [(*case, False) for case in AT_ONCE] + [(*case, True) for case in BY_RECOUNT]
+def miscounted(what: str, owner: Callable[[Any], Any], field: str) -> None:
+    exceeds(what, owner, recount=True, **{field: lambda o, r: getattr(o, field) + 1})
+
+
+# ------------------------------------------------------------------ log and messages
+proposals, cache = attrgetter("node.proposals"), attrgetter("journal.cache")
+
+
+def sent(r: Any) -> Any:
+    return next(iter(r.node.replicator.progress.values()))
+
+
+def beyond_the_window(o: Any, r: Any) -> int:
+    return int(r.node.config.window_bytes + max(r.node.config.send_batch_bytes, COMMAND_BYTES_MAX) + 1)
+
+
+exceeds("messages not yet read", lambda r: r.links, inbox=[("r1", b"")] * (bounds.INBOX_MAX + 1))
+exceeds("bytes proposed", proposals, outstanding_bytes=COMMAND_BYTES_MAX + 1)
+exceeds(
+    "bytes proposed",
+    proposals,
+    sizes=lambda o, r: {1: 1, 2: r.node.config.outstanding_bytes_max},
+    outstanding_bytes=lambda o, r: r.node.config.outstanding_bytes_max + 1,
+)
+miscounted("bytes proposed", proposals, "outstanding_bytes")
+exceeds("entries proposed", proposals, sizes=lambda o, r: keys(r.node.config.outstanding_entries_max + 1))
+exceeds("acknowledgements held back", lambda r: r.node.guard, held=keys(3))
+exceeds("bytes under way to ", sent, in_flight_bytes=beyond_the_window)
+exceeds("bytes under way to ", sent, in_flight_bytes=-1)
+exceeds(
+    *("durable bytes in the entry cache", cache),
+    entries={1: bytes(CACHE_BYTES + 1)},
+    held_bytes=CACHE_BYTES + 1,
+)
+miscounted("bytes in the entry cache", cache, "held_bytes")
+
+
+# ------------------------------------------------------------------ requests and transactions
+broker, admission = attrgetter("app.replica"), attrgetter("app.replica.admission")
+state = "app.replica.state."
+producers, due = attrgetter(state + "producers"), attrgetter(state + "due")
+transactions = attrgetter(state + "transactions")
+
+
+def app(r: Any) -> Any:
+    return next(table for table in transactions(r).apps.values() if table.open_by_topic)
+
+
+def one_more(o: Any, r: Any) -> dict[str, int]:
+    return {topic: count + 1 for topic, count in o.open_by_topic.items()}
+
+
+def too_many(o: Any, r: Any) -> dict[str, int]:
+    return dict.fromkeys(o.open_by_topic, broker(r).limits.open_transactions_max + 1)
+
+
+def a_generation(o: Any, r: Any) -> dict[int, None]:
+    return keys(broker(r).state.settings.producers_generation + 1)
+
+
+def two_settled_generations(o: Any, r: Any) -> dict[int, None]:
+    return keys(2 * (broker(r).state.settings.settled_generation + bounds.SETTLED_AT_ONCE) + 1)
+
+
+WAIT = "bytes of requests that wait"
+exceeds(WAIT, admission, queued_bytes=bounds.REQUEST_BYTES_MAX + 1)
+exceeds(WAIT, admission, queue=[0, 1], queued_bytes=lambda o, r: o.queue_bytes_max + 1)
+miscounted(WAIT, admission, "queued_bytes")
+exceeds("entries in flight", broker, in_flight=lambda o, r: o.limits.entries_in_flight + 1)
+exceeds("open of ", app, open_by_topic=too_many)
+exceeds("open of ", app, recount=True, open_by_topic=one_more)
+exceeds("checks queued", due, queued=lambda o, r: 2 * transactions(r).open_count() + 2 * o.slack + 1)
+miscounted("checks queued", due, "queued")
+exceeds("pairs with due checks", due, queues=lambda o, r: {**o.queues, ("nobody", "t"): deque(["unnamed"])})
+exceeds("order of checks", due, order=lambda o, r: keys(2 * len(o.buckets) + bounds.GONE_BUCKETS_MAX + 1))
+exceeds("leases of checks", due, leases=lambda o, r: keys(transactions(r).open_count() + 1))
+miscounted("settled", transactions, "young")
+exceeds("settled and remembered", lambda r: app(r).settled, recount=True, old=two_settled_generations)
+exceeds(r"batches remembered \(young\)", producers, recount=True, young=a_generation)
+exceeds(r"batches remembered \(old\)", producers, recount=True, old=a_generation)
+exceeds("decisions in the audit trail", transactions, recount=True, audit=[None] * (bounds.AUDIT_KEPT + 1))
 
 
 # ------------------------------------------------------------------ the tests
@@ -186,13 +153,19 @@ def test_a_sound_replica_is_within_all_bounds(leader: SimReplica, recount: bool)
     check_bounds(leader, CACHE_BYTES, recount=recount)
 
 
-@pytest.mark.parametrize(("what", "exceed", "recount"), CASES)
+@pytest.mark.parametrize(("what", "owner", "fields", "recount"), CASES)
 def test_what_exceeds_a_bound_is_reported(
-    leader: SimReplica, what: str, exceed: Exceed, recount: bool, monkeypatch: pytest.MonkeyPatch
+    leader: SimReplica,
+    what: str,
+    owner: Callable[[Any], Any],
+    fields: dict[str, Any],
+    recount: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    owner, fields = exceed(leader, leader.app.replica)  # type: ignore[attr-defined]
-    for name, value in fields.items():
-        monkeypatch.setattr(owner, name, value)
+    exceeding = owner(leader)
+    values = {name: v(exceeding, leader) if callable(v) else v for name, v in fields.items()}
+    for name, value in values.items():
+        monkeypatch.setattr(exceeding, name, value)
     if recount:
         check_bounds(leader, CACHE_BYTES, recount=False)  # the sums alone look correct
     with pytest.raises(Violation, match=what) as broken:
@@ -269,7 +242,7 @@ def test_tables_beside_the_replica_are_looked_at() -> None:
 
 def test_no_bound_is_without_a_case() -> None:
     for what, recount in _bounds():
-        assert any(case[0].startswith(what) and case[2] == recount for case in CASES), (what, recount)
+        assert any(case[0].startswith(what) and case[3] == recount for case in CASES), (what, recount)
 
 
 def _bounds() -> Iterator[tuple[str, bool]]:
