@@ -81,7 +81,7 @@ class ParkingLot:
 
     def __init__(self, slots: int, monotonic: Callable[[], float]) -> None:
         self._condition = threading.Condition()
-        self._slots, self._parked, self._monotonic = slots, 0, monotonic
+        self._slots, self.parked, self._monotonic = slots, 0, monotonic
         self._closed = False
         self._sequence = 0
 
@@ -99,9 +99,9 @@ class ParkingLot:
                     return found
                 with self._condition:
                     if not parked:
-                        if self._parked >= self._slots:
+                        if self.parked >= self._slots:
                             return None
-                        self._parked, parked = self._parked + 1, True
+                        self.parked, parked = self.parked + 1, True
                     if self._closed:
                         return None
                     if seen == self._sequence:
@@ -109,13 +109,13 @@ class ParkingLot:
         finally:
             if parked:
                 with self._condition:
-                    self._parked -= 1
+                    self.parked -= 1
 
     def announce(self) -> None:
         """Something changed: wake every waiting caller. Cheap if there is none; does not wait for
         attempts."""
         self._sequence += 1
-        if self._parked:
+        if self.parked:
             with self._condition:
                 self._condition.notify_all()
 
@@ -347,7 +347,7 @@ class RunningReplica:
             f"room-{self.rid}",
             lambda: self.disk.free_bytes(),
             self._disk_bytes,
-            missing=self._missing_file,
+            missing=self.missing_file,
             on_missing=self._files_gone,
         )
 
@@ -496,7 +496,7 @@ class RunningReplica:
         found = os.statvfs(self.setup.data_dir)
         return found.f_blocks * found.f_frsize
 
-    def _missing_file(self) -> str:
+    def missing_file(self) -> str:
         """Which of the directories, or of the files that are written, is not where it was opened; "": none.
         Any thread."""
         for path, inode in self._inodes.items():

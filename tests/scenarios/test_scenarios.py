@@ -71,14 +71,11 @@ def test_a_fault_is_heard(
     assert any(re.search(says, line) for line in said), "\n".join(said) or "it says what it always says"
 
 
-def test_what_is_expected_is_rewritten_and_remarks_stay(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(runner, "FOLDER", tmp_path)
+def test_what_is_expected_is_rewritten_and_remarks_stay(tmp_path: Path) -> None:
     file = tmp_path / "one.txt"
     file.write_text("# Nobody else.\n1 replica\nelect r0\n    r0 loses\n\nshow values\n")
-    assert "-    r0 loses\n+    r0 leads in term 1" in difference("one")
-    assert difference("one", rewrite=True) == "" == difference("one")
+    assert "-    r0 loses\n+    r0 leads in term 1" in difference("one", folder=tmp_path)
+    assert difference("one", rewrite=True, folder=tmp_path) == "" == difference("one", folder=tmp_path)
     assert (
         file.read_text()
         == "# Nobody else.\n1 replica\nelect r0\n    r0 leads in term 1\n\nshow values\n    r0:\n"

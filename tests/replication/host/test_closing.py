@@ -141,7 +141,7 @@ def test_a_closed_replica_answers_as_a_follower_or_says_come_back(setup: Replica
         parked: list[Any] = []
         thread = threading.Thread(target=lambda: parked.extend(parts.reads.fetch([("t", 0, 20)], 1000, 60.0)))
         thread.start()
-        wait_until(lambda: replica.news._parked, what="a parked fetch")
+        wait_until(lambda: replica.news.parked, what="a parked fetch")
     thread.join(10.0)
     assert parked and not parked[0][5], "closing woke it"
     assert replica.whoami() == (False, None, 0)

@@ -52,4 +52,4 @@ def test_a_replica_that_rolls_trims_and_cuts_misses_nothing(group: BrokerGroup) 
     for number in range(30):
         group.publish(str(number))
     leader = group.leader().parts.running
-    assert leader._missing_file() == "" and not group.ended
+    assert leader.missing_file() == "" and not group.ended

@@ -81,19 +81,25 @@ class _OneOfMany(BrokerApplication):
 class GroupWorkload:
     """The applications of one group's replicas; the clients are common to all groups."""
 
-    def __init__(self, clients: AcrossWorkload, gid: int, groups: int) -> None:
-        self._clients, self._gid, self._groups = clients, gid, groups
-        self._branching: dict[str, SimBranches] = {}
+    def __init__(
+        self,
+        clients: AcrossWorkload,
+        gid: int,
+        groups: int,
+        branches: Callable[[BrokerApplication, ReplicaContext, AcrossWorkload], SimBranches] = SimBranches,
+    ) -> None:
+        self._clients, self._gid, self._groups, self._branches = clients, gid, groups, branches
+        self.branching: dict[str, SimBranches] = {}
 
     def open(self, context: ReplicaContext) -> BrokerApplication:
         app = _OneOfMany(context, self._on_entry, self._gid, self._groups)
-        app.begin = lambda: self._begin(app, context)
+        app.begin = lambda: self.begin(app, context)
         return app
 
-    def _begin(self, app: BrokerApplication, context: ReplicaContext) -> None:
-        if context.address in self._branching:  # this process already started; a ghost is another process
-            self._branching[context.address].end()
-        self._branching[context.address] = SimBranches(app, context, self._clients)
+    def begin(self, app: BrokerApplication, context: ReplicaContext) -> None:
+        if context.address in self.branching:  # this process already started; a ghost is another process
+            self.branching[context.address].end()
+        self.branching[context.address] = self._branches(app, context, self._clients)
 
     def _on_entry(self, index: int, command: bytes, results: Sequence[Result]) -> None:
         self._clients.ledger.heard(self._gid, index, command, results)
