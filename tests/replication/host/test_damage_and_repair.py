@@ -5,14 +5,11 @@ Each of these tests was once a failing schedule of the simulator.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from escrowmq.actors.broker.config import BrokerConfig
 from escrowmq.replication.errors import CorruptLog
 from escrowmq.replication.host import restoring
 from escrowmq.replication.host.repair import Manifest, NoPeers, copy_from_leader, offered_files
@@ -133,12 +130,6 @@ def test_a_leader_of_an_earlier_term_is_the_last_choice() -> None:
 
 
 # ------------------------------------------------------------------ whole groups
-@pytest.fixture
-def trio(tmp_path: Path) -> Iterator[BrokerGroup]:
-    with BrokerGroup(tmp_path, BrokerConfig(segment_bytes=200_000, disk_reserve_bytes=0)) as trio:
-        yield trio
-
-
 def test_a_damaged_log_is_not_copied_and_its_owner_mends_it(trio: BrokerGroup) -> None:
     """The leader left for repair when it heard of the damage, and with it the only replica to copy from."""
     written, behind = trio.stop_a_full_follower()

@@ -3,22 +3,12 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from escrowmq.replication.errors import DiskFailed
 from tests.support.broker_group import BrokerGroup
 from tests.support.waiting import wait_until
-
-
-@pytest.fixture
-def group(tmp_path: Path) -> Iterator[BrokerGroup]:
-    with BrokerGroup(tmp_path) as made:
-        made.topic()
-        made.publish("before")
-        yield made
 
 
 @pytest.mark.parametrize("what", ["directory", "log", "newest segment", "moved away"])

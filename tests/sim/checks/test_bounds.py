@@ -133,8 +133,7 @@ def busy_leader() -> SimReplica:
     simulation = Simulation(
         7, Plan.of(7, size=3, kind="fifo"), workload=BrokerWorkload(), faults=[], chaos_s=60.0
     )
-    for replica in simulation.replicas:
-        simulation.world.later(replica.rng.random() * 0.1, replica.start)
+    simulation.boot()
     simulation.world.later(0.5, simulation.act)
     simulation.world.run(START_S + 2.5)
     leader = next(r for r in simulation.replicas if r.node.is_leader)

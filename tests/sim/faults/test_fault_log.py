@@ -29,8 +29,7 @@ def started(*, retain: bool) -> Simulation:
     """Three replicas with a leader, and clients, after two seconds without faults."""
     plan, workload = Plan.of(5, size=3, kind="fifo"), RawWorkload(retain)
     simulation = Simulation(5, plan, workload=workload, faults=[], chaos_s=60.0)
-    for replica in simulation.replicas:
-        simulation.world.later(replica.rng.random() * 0.1, replica.start)
+    simulation.boot()
     simulation.world.later(0.5, simulation.act)
     simulation.world.run(START_S + 2.0)
     assert simulation.leaders() and all(r.up for r in simulation.replicas)
