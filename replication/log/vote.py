@@ -95,6 +95,7 @@ class VoteFile:
 
 
 def encode(record: Record) -> bytes:
+    """A slot's bytes."""
     vote = (record.voted_for or "").encode()
     if len(vote) > VOTE_BYTES_MAX:
         raise ValueError(f"replica id {record.voted_for!r} is longer than {VOTE_BYTES_MAX} bytes")
@@ -103,6 +104,7 @@ def encode(record: Record) -> bytes:
 
 
 def decode(data: bytes) -> Record | None:
+    """What a slot holds; None: it is damaged. Raises UnknownVersion."""
     if len(data) < SLOT.size:
         return None
     magic, version, length, sequence, term, vote, crc = SLOT.unpack(data)

@@ -20,9 +20,10 @@ import pytest
 from escrowmq.actors.client.consumer_groups import GroupJoined
 from escrowmq.replication.raft.node import COMMAND_BYTES_MAX
 from escrowmq.replication.replica.branches import Branches
+from escrowmq.replication.state.transactions import AUDIT_KEPT
 from tests.sim.checks import bounds
 from tests.sim.checks.bounds import RECOUNT_EVERY, check_bounds
-from tests.sim.checks.tables import BOUNDS, check_tables
+from tests.sim.checks.tables import BOUNDS, SETTLED_AT_ONCE, check_tables
 from tests.sim.clients.broker_workload import BrokerWorkload
 from tests.sim.environment.world import START_S, Violation
 from tests.sim.group.broker_app import BrokerApplication
@@ -105,7 +106,7 @@ def a_generation(o: Any, r: Any) -> dict[int, None]:
 
 
 def two_settled_generations(o: Any, r: Any) -> dict[int, None]:
-    return keys(2 * (broker(r).state.settings.settled_generation + bounds.SETTLED_AT_ONCE) + 1)
+    return keys(2 * (broker(r).state.settings.settled_generation + SETTLED_AT_ONCE) + 1)
 
 
 WAIT = "bytes of requests that wait"
@@ -124,7 +125,7 @@ miscounted("settled", transactions, "young")
 exceeds("settled and remembered", lambda r: app(r).settled, recount=True, old=two_settled_generations)
 exceeds(r"batches remembered \(young\)", producers, recount=True, young=a_generation)
 exceeds(r"batches remembered \(old\)", producers, recount=True, old=a_generation)
-exceeds("decisions in the audit trail", transactions, recount=True, audit=[None] * (bounds.AUDIT_KEPT + 1))
+exceeds("decisions in the audit trail", transactions, recount=True, audit=[None] * (AUDIT_KEPT + 1))
 
 
 # ------------------------------------------------------------------ the tests
