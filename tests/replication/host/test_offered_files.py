@@ -37,7 +37,7 @@ from tests.support.offered_files import (
     disk_with,
     files,
 )
-from tests.support.storage import NEWEST, fill, indexes, sim_disk
+from tests.support.storage import NEWEST, indexes, sim_disk
 
 
 def refused_copy(
@@ -161,7 +161,8 @@ def test_a_copy_reads_no_file_whole() -> None:
     """A run file may have hundreds of megabytes: the replica that copies it must not need them as memory."""
     disk = sim_disk()
     journal = SegmentJournal(disk)
-    fill(journal, range(1, 4), term=2, size=2 << 20)
+    for index in (1, 2, 3):
+        journal.add(b"\0" + bytes(2 << 20), index, 2)
     journal.close()
     good = {**files(), NEWEST: disk.read_all(NEWEST)}
     assert len(good[NEWEST]) > READ_BYTES == WINDOW_BYTES
