@@ -51,13 +51,15 @@ def split_rows(blob: bytes | memoryview, count: int) -> list[msgspec.Raw]:
         raise CorruptLog(f"{count} message rows cannot be told apart: {error}") from error
 
 
-def entries_of(blob: bytes | memoryview, count: int, first: int) -> list[int]:
+def entries_of(
+    blob: bytes | memoryview, count: int, first: int, block_offsets: int = BLOCK_OFFSETS
+) -> list[int]:
     """The entries of find_table.py for ``count`` rows, the first of which has the index ``first`` in its
-    block. Rows at negative indexes belong to the block before, and those beyond 65,535 to the next: they have
-    none here. Raises CorruptLog if the rows cannot be told apart."""
+    block. Rows at negative indexes belong to the block before, and those from ``block_offsets`` on to the
+    next: they have none here. Raises CorruptLog if the rows cannot be told apart."""
     rows = _seen(blob, count)
-    if first < 0 or first + count > BLOCK_OFFSETS:
-        rows, first = rows[max(-first, 0) : max(BLOCK_OFFSETS - first, 0)], max(first, 0)
+    if first < 0 or first + count > block_offsets:
+        rows, first = rows[max(-first, 0) : max(block_offsets - first, 0)], max(first, 0)
     # Comprehensions, and ``entry_of`` written out: a call for each entry costs as much again.
     found = [
         crc32c(KEY, key) << 32 | (crc32(key, KEY) & 0xFFFF) << 16 | at

@@ -44,8 +44,15 @@ PARTS_MAX = 1_024
 class DueChecks:
     """Due checks of one replica. Thread-safe."""
 
-    def __init__(self, running: RunningReplica) -> None:
+    def __init__(
+        self,
+        running: RunningReplica,
+        *,
+        locked_enough: int = LOCKED_ENOUGH,
+        open_pairs_enough: int = OPEN_PAIRS_ENOUGH,
+    ) -> None:
         self._running, self._replica = running, running.replica
+        self._locked_enough, self._open_pairs_enough = locked_enough, open_pairs_enough
 
     def due_pairs(self, term: int, seen: int, part: int, parts: int, wait_s: float) -> Reply:
         """``("ok", DuePairs)``: pairs of this ``part`` of all (``part_of``) that got due checks
@@ -86,7 +93,7 @@ class DueChecks:
         def lock() -> list[list[tuple[Any, ...]]]:
             found, total, now_ms = list[list[tuple[Any, ...]]](), 0, running.now_ms()
             for app, topic, max_n in wanted:
-                if total >= LOCKED_ENOUGH:
+                if total >= self._locked_enough:
                     break
                 rows = lock_due(state, app, topic, min(max_n, DUE_MAX), lease_s, owner, now_ms)
                 found.append(rows)
@@ -113,7 +120,7 @@ class DueChecks:
             pairs: list[tuple[str, str]] = []
             answered = 0
             for app in apps:
-                if len(pairs) >= OPEN_PAIRS_ENOUGH:
+                if len(pairs) >= self._open_pairs_enough:
                     break
                 answered += 1
                 table = state.transactions.apps.get(app)

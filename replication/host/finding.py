@@ -428,11 +428,13 @@ class Finder:
         scarce: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.monotonic,
         own_thread: bool = True,
+        block_offsets: int = BLOCK_OFFSETS,
     ) -> None:
         """``open_files``: called once, by the first question. ``own_thread=False``: blocks are read by
-        whoever asks, for clusters without threads."""
+        whoever asks, for clusters without threads. ``block_offsets``: up to ``BLOCK_OFFSETS``."""
         self._state, self._fetch, self._open_files = state, fetch, open_files
         self._scarce, self._clock, self._own_thread = scarce, clock, own_thread
+        self._block_offsets = block_offsets
         self.budget = WorkBudget(share, clock)
         self._files: FindFiles | None = None
         self._young: dict[BlockKey, _Young] = {}  # the least recently used first
@@ -502,13 +504,13 @@ class Finder:
                     break
                 at = reached
                 continue
-            block = at // BLOCK_OFFSETS
-            upto = min(end, (block + 1) * BLOCK_OFFSETS)
+            block = at // self._block_offsets
+            upto = min(end, (block + 1) * self._block_offsets)
             candidates = self._candidates(search.partition, block, upto, low, deadline)
             if candidates is None:
                 break
             for index in candidates:
-                offset = block * BLOCK_OFFSETS + index
+                offset = block * self._block_offsets + index
                 if at <= offset < upto:
                     search.look_at(offset)
                     if search.is_full() or self._clock() > deadline:
@@ -523,7 +525,7 @@ class Finder:
         None: it is not in time."""
         key, first = (partition.slot, block), True
         while True:
-            since = max(block * BLOCK_OFFSETS, partition.index.start)
+            since = max(block * self._block_offsets, partition.index.start)
             found = self._opened().candidates(key, low, since)
             with self._lock:
                 young = self._young.pop(key, None) if found is None else None
@@ -548,7 +550,7 @@ class Finder:
 
     def _wait_for(self, partition: Partition, block: int, deadline: float) -> bool:
         """Have the thread read a block, and some that follow. False: no time is left."""
-        last = (partition.index.end - 1) // BLOCK_OFFSETS
+        last = (partition.index.end - 1) // self._block_offsets
         with self._lock:
             if self._stopping.is_set():
                 raise Unavailable("the replica is stopping", 0.2)
@@ -601,9 +603,9 @@ class Finder:
 
     def _read_block(self, partition: Partition, block: int) -> None:
         """Read what is missing of a block, as far as the partition goes."""
-        key, begin = (partition.slot, block), block * BLOCK_OFFSETS
+        key, begin = (partition.slot, block), block * self._block_offsets
         began_s = self._clock()
-        upto = min(begin + BLOCK_OFFSETS, partition.index.end)
+        upto = min(begin + self._block_offsets, partition.index.end)
         with self._working:
             with self._lock:
                 young = self._young.get(key)
@@ -618,7 +620,7 @@ class Finder:
                 self.budget.spend(time.thread_time() - began)
                 time.sleep(0)  # lets the replica's own thread run
             fresh.sort()
-            self._keep(key, _Young(first, at, array("Q", fresh)), whole=at >= begin + BLOCK_OFFSETS)
+            self._keep(key, _Young(first, at, array("Q", fresh)), whole=at >= begin + self._block_offsets)
             self.build_s.observe(self._clock() - began_s)
 
     def _read_rows(self, partition: Partition, at: int, upto: int, entries: list[int], begin: int) -> int:
@@ -630,16 +632,22 @@ class Finder:
             return min(max(at, partition.index.start), upto)  # retention overtook this, or see ``fetched``
         base, count = runs[0][0], sum(run[1] for run in runs)
         try:
-            found = entries_of(blob, count, base - begin)
+            found = entries_of(blob, count, base - begin, self._block_offsets)
         except CorruptLog:  # some run's rows are none, whoever wrote them: the others can be read
             found, pos = [], 0
             for run_base, messages, _, size in runs:
-                found += _entries_if_rows(blob[pos : pos + size], messages, run_base - begin)
+                found += self._entries_if_rows(blob[pos : pos + size], messages, run_base - begin)
                 pos += size
         if base < at:  # a run that begins before what is missing
             found = [entry for entry in found if entry & 0xFFFF >= at - begin]
         entries += found
         return base + count
+
+    def _entries_if_rows(self, rows: bytes, count: int, index: int) -> list[int]:
+        try:
+            return entries_of(rows, count, index, self._block_offsets)
+        except CorruptLog:
+            return []
 
     def _keep(self, key: BlockKey, young: _Young, whole: bool) -> None:
         files = self._files
@@ -693,7 +701,7 @@ class Finder:
 
         def is_alive(key: BlockKey) -> bool:
             partition = self._state.topics.slots.get(key[0])
-            return partition is not None and (key[1] + 1) * BLOCK_OFFSETS > partition.index.start
+            return partition is not None and (key[1] + 1) * self._block_offsets > partition.index.start
 
         if self._files is not None:
             self._files.keep(is_alive)
@@ -709,10 +717,3 @@ class Finder:
         if self._thread.ident is not None:
             self._thread.join(timeout_s)
         return not self._thread.is_alive()
-
-
-def _entries_if_rows(rows: bytes, count: int, index: int) -> list[int]:
-    try:
-        return entries_of(rows, count, index)
-    except CorruptLog:
-        return []

@@ -404,14 +404,21 @@ class ShareReports:
 # For apps and topics it reports the sums of all, and the names of a bounded number.
 
 #: Names in one report: the apps with most open transactions, and the topics that were created first.
-APPS_MAX = TOPICS_MAX = 1_000
+NAMES_MAX = 1_000
 
 
 class Instruments:
     """Counters of one replica. Thread-safe."""
 
-    def __init__(self, running: RunningReplica, requests: RequestCounts, finder: Finder) -> None:
+    def __init__(
+        self,
+        running: RunningReplica,
+        requests: RequestCounts,
+        finder: Finder,
+        names_max: int = NAMES_MAX,
+    ) -> None:
         self._running, self._requests, self._finder = running, requests, finder
+        self._names_max = names_max
 
     def metrics(self) -> MetricsReport:
         """The present values. Raises Closed, Overloaded, and TimeoutError if the driver does not answer."""
@@ -477,10 +484,10 @@ class Instruments:
                 messages += index.end
                 size += index.bytes
             topics.append((name, messages, size))
-        most = nlargest(APPS_MAX, apps, key=itemgetter(1)) if len(apps) > APPS_MAX else apps
+        most = nlargest(self._names_max, apps, key=itemgetter(1)) if len(apps) > self._names_max else apps
         return LedMetrics(
             apps=_named(apps, most),
-            topics=_named(topics, topics[:TOPICS_MAX]),
+            topics=_named(topics, topics[: self._names_max]),
             oldest_age_s=age_ms / 1000,
             overdue=overdue(state.transactions, running.now_ms(), politely),
             delayed=state.timers.counts.total,

@@ -100,6 +100,7 @@ class Scrubber:
     wall_ms: Callable[[], int]
     report: Callable[[str], None]
     piece_bytes: int = PIECE_BYTES
+    rate_min: int = RATE_MIN
     _noted_at: float = float("-inf")
     _put_off: int = 0
     _segment: int = 0  # whose frame has been checked
@@ -188,7 +189,7 @@ class Scrubber:
         left_s = self.state.begun_ms / 1000 + 0.9 * self.period_s - now_ms / 1000
         left = max(0, self.log.stored_bytes() - self.state.bytes)
         needed = left / left_s if left_s > 0 else float("inf")
-        return min(max(needed, RATE_MIN), self.bytes_per_s)
+        return min(max(needed, self.rate_min), self.bytes_per_s)
 
     def _keep(self) -> None:
         try:
@@ -199,7 +200,8 @@ class Scrubber:
 
 #: At this rate fetching entries to mend is no burden, even if a whole file has to be mended.
 MEND_BYTES_PER_S: Final = 50 << 20
-#: A start reads enough by itself, and peers may want copies: scrubbing begins after this time.
+#: A start reads enough by itself, and peers may want copies: scrubbing begins after this time
+#: (or a period, if that is shorter).
 FIRST_SCRUB_S: Final = 30.0
 #: Pause if the replica's loop did not answer.
 AGAIN_S: Final = 1.0
@@ -239,7 +241,7 @@ class Maintenance:
     def _run(self) -> None:
         assert self._mender is not None and self._scrubber is not None
         mend_at: float | None = None
-        scrub_at = time.monotonic() + FIRST_SCRUB_S
+        scrub_at = time.monotonic() + min(FIRST_SCRUB_S, self._scrubber.period_s)
         while not self._stopping.is_set():
             now = time.monotonic()
             until = scrub_at if mend_at is None else min(scrub_at, mend_at)
@@ -298,11 +300,13 @@ class RoomWatch:
         *,
         missing: Callable[[], str] = lambda: "",
         on_missing: Callable[[str], None] = lambda what: None,
+        hangs_s: float = HANGS_S,
     ) -> None:
         """``missing()``: which of the replica's files has gone; "": none. ``on_missing(what)`` is called at
         most once, and no look follows it."""
         self._free, self._size, self._clock = free_bytes, size_bytes, clock
         self._missing, self._on_missing, self._missed = missing, on_missing, ""
+        self._hangs_s = hangs_s
         #: What the last look found; None: none has succeeded yet.
         self.free_bytes: int | None = None
         self.size_bytes = 0
@@ -314,20 +318,20 @@ class RoomWatch:
     def start(self) -> None:
         """Returns after the first look, or when that hangs."""
         self._thread.start()
-        self._looked.wait(HANGS_S)
+        self._looked.wait(self._hangs_s)
 
-    def stop(self) -> None:
+    def stop(self, patience_s: float = STOP_S) -> None:
         """No further look begins."""
         self._stopping.set()
         if self._thread.ident is not None:
-            self._thread.join(STOP_S)
+            self._thread.join(patience_s)
 
     @property
     def problem(self) -> str:
         """Why the room is not known now; "" if it is."""
         since = self._looking_since
         hangs_s = 0.0 if since is None else self._clock() - since
-        return f"it has not answered for {hangs_s:.0f} s" if hangs_s >= HANGS_S else self._error
+        return f"it has not answered for {hangs_s:.0f} s" if hangs_s >= self._hangs_s else self._error
 
     def look(self) -> None:
         """One look; an error is kept until the next one."""

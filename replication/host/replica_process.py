@@ -16,7 +16,6 @@ from escrowmq.replication.host.restoring import Pause, Recovered, Restoring
 from escrowmq.replication.host.running_replica import RunningReplica
 from escrowmq.replication.host.snapshot_source import SnapshotSource
 from escrowmq.replication.log.datadir import LEARNER, LOST, NEWCOMER, PORT_FILE, SUPERSEDED, DataDir, Marks
-from escrowmq.replication.log.disk import RealDisk
 from escrowmq.replication.log.journal import SegmentJournal
 from escrowmq.replication.log.peer_marks import Incarnation, PeerMarks
 from escrowmq.replication.log.recovery import read_files
@@ -63,7 +62,7 @@ class _Opening(Restoring[Recovered]):
 
     def __init__(self, directory: DataDir, setup: ReplicaSetup, pause: Pause, patience_s: float) -> None:
         super().__init__(
-            RealDisk(directory.path / "log"),
+            setup.disk(directory.path / "log"),
             Marks(directory.disk),
             setup,
             pause,
@@ -244,7 +243,8 @@ def is_recorded(own: Incarnation, recorded: Incarnation | None) -> bool:
 # ------------------------------------------------------------------ replica process
 
 
-#: How long ``close`` waits for an opening under way, which may be in the middle of copying a large file.
+#: How long ``close`` waits for an opening under way, which may be in the middle of copying a large file, or
+#: for a checkpoint.
 BREAK_OFF_S = 10.0
 
 
@@ -260,12 +260,12 @@ class ReplicaProcess:
         directory that must not be served; then it is not locked."""
         self.setup = setup
         try:
-            self._directory = DataDir(setup.data_dir, setup.identity)
+            self._directory = DataDir(setup.data_dir, setup.identity, setup.disk)
         except BaseException as error:
             let_go(error)
             raise
         try:
-            self._log = RealDisk(setup.data_dir / "log")
+            self._log = setup.disk(setup.data_dir / "log")
             self._founded = has_history(self._log)
         except BaseException as error:
             self._directory.close()
@@ -326,19 +326,20 @@ class ReplicaProcess:
             if self._closing.is_set():  # ``close`` may have given up waiting for this attempt
                 self.close()
 
-    def close(self) -> None:
+    def close(self, patience_s: float = BREAK_OFF_S) -> None:
         """Abort an opening under way, close the replica, unlock the directory. A second call does nothing,
         except for a replica that did not stop: its directory stays locked until it has.
 
-        An opening that does not end in time continues to its end and then closes what it has opened.
+        An opening that does not end within ``patience_s`` continues to its end, and then closes what it has
+        opened.
         """
         self._closing.set()
-        if not self._attempt.acquire(timeout=BREAK_OFF_S):
+        if not self._attempt.acquire(timeout=patience_s):
             return
         try:
             if self._running is None:
                 self._directory.close()
-            elif self._running.close():
+            elif self._running.close(patience_s):
                 self._running = None
         finally:
             self._attempt.release()

@@ -14,6 +14,7 @@ from escrowmq.replication.calling.answers import LevelReport
 from escrowmq.replication.format.membership import in_order
 from escrowmq.replication.host.repair import NoPeers, PeerSource
 from escrowmq.replication.log.datadir import Identity
+from escrowmq.replication.log.disk import Disk, RealDisk
 from escrowmq.replication.net.tcp import Resolve
 from escrowmq.replication.net.tls import TlsFiles
 from escrowmq.replication.replica.replica import Limits
@@ -138,6 +139,7 @@ class ReplicaSetup:
     an empty directory means a lost one; None: not known, and an empty replica waits. It may be slow, and only
     an empty replica calls it. ``ask_members()``: the numbers of the group's members now, () if not known;
     called by an empty replica that knows no other. ``fatal(error)`` must end the process.
+    ``disk(path)`` opens a directory, and creates it.
     """
 
     config: HostConfig
@@ -156,6 +158,7 @@ class ReplicaSetup:
     ask_members: Callable[[], Iterable[int]] = lambda: ()
     report: Callable[[str], None] = lambda text: None
     fatal: Callable[[BaseException], None] = exit_process
+    disk: Callable[[Path], Disk] = RealDisk
     wall_clock: Callable[[], float] = time.time
     monotonic: Callable[[], float] = time.monotonic
     peers: PeerList = field(init=False)

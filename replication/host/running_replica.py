@@ -56,7 +56,7 @@ from escrowmq.replication.log.datadir import (
     DataDir,
     Marks,
 )
-from escrowmq.replication.log.disk import Disk, RealDisk
+from escrowmq.replication.log.disk import Disk
 from escrowmq.replication.net.handshake import PeerIdentity
 from escrowmq.replication.raft.node import PeerLink, RaftConfig, RaftNode
 from escrowmq.replication.replica.agenda import Duty
@@ -81,7 +81,7 @@ class ParkingLot:
 
     def __init__(self, slots: int, monotonic: Callable[[], float]) -> None:
         self._condition = threading.Condition()
-        self._slots, self._parked, self._monotonic = slots, 0, monotonic
+        self._slots, self.parked, self._monotonic = slots, 0, monotonic
         self._closed = False
         self._sequence = 0
 
@@ -99,9 +99,9 @@ class ParkingLot:
                     return found
                 with self._condition:
                     if not parked:
-                        if self._parked >= self._slots:
+                        if self.parked >= self._slots:
                             return None
-                        self._parked, parked = self._parked + 1, True
+                        self.parked, parked = self.parked + 1, True
                     if self._closed:
                         return None
                     if seen == self._sequence:
@@ -109,13 +109,13 @@ class ParkingLot:
         finally:
             if parked:
                 with self._condition:
-                    self._parked -= 1
+                    self.parked -= 1
 
     def announce(self) -> None:
         """Something changed: wake every waiting caller. Cheap if there is none; does not wait for
         attempts."""
         self._sequence += 1
-        if self._parked:
+        if self.parked:
             with self._condition:
                 self._condition.notify_all()
 
@@ -151,8 +151,9 @@ class LevelWatch:
         later: Callable[[Callable[[], None]], None],
         ask: AskLevels,
         report: Callable[[str], None],
+        pauses_s: tuple[float, float] = (ASK_S, ASK_S_MAX),
     ) -> None:
-        self._replica = replica
+        self._replica, self._pauses_s = replica, pauses_s
         self._leads, self._later, self._ask, self._report = leads, later, ask, report
         self._stop = threading.Event()
 
@@ -166,20 +167,21 @@ class LevelWatch:
         self._stop.set()
 
     def _run(self) -> None:
-        pause_s, report_in_s = ASK_S, 0.0
+        shortest_s, longest_s = self._pauses_s
+        pause_s, report_in_s = shortest_s, 0.0
         while not self._stop.wait(pause_s) and self._replica.state.level < LEVEL_MAX:
             if not self._leads():
-                pause_s = ASK_S
+                pause_s = shortest_s
                 continue
             found = self._ask()
             reports = list(found.values()), ahead_of(self._replica.state.topics.gid, found)
             if next_level(self._replica.state.level, *reports) is not None:
                 self._later(lambda told=reports: self._replica.raise_level(*told))  # type: ignore[misc]
-                pause_s = ASK_S
+                pause_s = shortest_s
                 continue
-            pause_s = min(2 * pause_s, ASK_S_MAX)
+            pause_s = min(2 * pause_s, longest_s)
             report_in_s -= pause_s
-            if found and pause_s == ASK_S_MAX and report_in_s <= 0:
+            if found and pause_s == longest_s and report_in_s <= 0:
                 report_in_s = REPORT_S
                 self._report(self._who_is_behind(found))
 
@@ -345,7 +347,7 @@ class RunningReplica:
             f"room-{self.rid}",
             lambda: self.disk.free_bytes(),
             self._disk_bytes,
-            missing=self._missing_file,
+            missing=self.missing_file,
             on_missing=self._files_gone,
         )
 
@@ -488,13 +490,13 @@ class RunningReplica:
 
     def find_disk(self) -> Disk:
         """For the files of finding.py; the directory is created."""
-        return RealDisk(self.setup.data_dir / "find")
+        return self.setup.disk(self.setup.data_dir / "find")
 
     def _disk_bytes(self) -> int:
         found = os.statvfs(self.setup.data_dir)
         return found.f_blocks * found.f_frsize
 
-    def _missing_file(self) -> str:
+    def missing_file(self) -> str:
         """Which of the directories, or of the files that are written, is not where it was opened; "": none.
         Any thread."""
         for path, inode in self._inodes.items():
@@ -703,16 +705,17 @@ class RunningReplica:
         except (CorruptLog, DiskFailed) as error:
             raise self.leave(error) from error
 
-    def close(self) -> bool:
+    def close(self, patience_s: float = CHECKPOINT_WAIT_S) -> bool:
         """Hand over leadership, sync, close, and unlock the directory. Parked calls return; later calls are
-        answered as by a follower. A second call waits for the first one and does nothing.
+        answered as by a follower. A second call waits for the first one and does nothing. ``patience_s``: for
+        a checkpoint that is being written.
 
         False: a thread does not stop, so the directory stays locked; a later call tries again.
         """
         with self._halting:
             stopped = True
             try:
-                stopped = self._halt()
+                stopped = self._halt(patience_s)
             finally:
                 if stopped:
                     self._directory.close()
@@ -727,11 +730,11 @@ class RunningReplica:
         the same files.
         """
         with self._halting:
-            stopped = self._halt()
+            stopped = self._halt(CHECKPOINT_WAIT_S)
         if not stopped:
             self.end(error)
 
-    def _halt(self) -> bool:
+    def _halt(self, patience_s: float) -> bool:
         """Stop every thread and close the log; returns whether all threads have stopped."""
         self.closed = True
         if self._level_watch is not None:
@@ -745,7 +748,7 @@ class RunningReplica:
         self.room.stop()
         if not all(stop() for stop in self.stops) or not self._upkeep.stop(UPKEEP_WAIT_S):
             return False
-        if not self.checkpointing.stop(CHECKPOINT_WAIT_S) or self.driver.running:
+        if not self.checkpointing.stop(patience_s) or self.driver.running:
             return False
         self.journal.close()
         self._peer_marks.close()

@@ -96,9 +96,9 @@ class DataDir:
     up. Raises DataDirLocked, DataDirMismatch, UnknownVersion, CorruptLog, DiskFull, DiskFailed.
     """
 
-    def __init__(self, path: Path, identity: Identity) -> None:
+    def __init__(self, path: Path, identity: Identity, disk: Callable[[Path], Disk] = RealDisk) -> None:
         self.path, self.identity = Path(path), identity
-        self.disk = RealDisk(self.path)
+        self.disk = disk(self.path)
         try:
             self._lock = take_lock(
                 self.path / _LOCK,

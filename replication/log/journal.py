@@ -133,25 +133,25 @@ class EntryRange:
 class EntryCache:
     """Commands by log index, the oldest evicted first."""
 
-    __slots__ = ("_bytes", "_bytes_max", "_entries", "_low", "get")
+    __slots__ = ("_bytes_max", "_low", "entries", "get", "held_bytes")
 
     def __init__(self, bytes_max: int, next_index: int) -> None:
-        self._entries: dict[int, bytes] = {}
-        self._bytes, self._bytes_max = 0, bytes_max
+        self.entries: dict[int, bytes] = {}
+        self.held_bytes, self._bytes_max = 0, bytes_max
         self._low = next_index  # no entry below it is held
-        self.get: Callable[[int], bytes | None] = self._entries.get
+        self.get: Callable[[int], bytes | None] = self.entries.get
 
     def put(self, index: int, command: bytes, durable: int) -> None:
         """Hold the newest entry; if needed, evict entries up to ``durable``."""
-        self._entries[index] = command
-        self._bytes += len(command)
-        if self._bytes > self._bytes_max:
+        self.entries[index] = command
+        self.held_bytes += len(command)
+        if self.held_bytes > self._bytes_max:
             self.shrink(durable)
 
     def shrink(self, durable: int) -> None:
         """Evict down to the limit, but nothing after ``durable``."""
         index = self._low
-        while self._bytes > self._bytes_max and index <= durable:
+        while self.held_bytes > self._bytes_max and index <= durable:
             self._forget(index)
             index += 1
         self._low = index
@@ -170,13 +170,13 @@ class EntryCache:
 
     def restart_at(self, next_index: int) -> None:
         """The log is empty and continues at ``next_index``."""
-        assert not self._entries
+        assert not self.entries
         self._low = next_index
 
     def _forget(self, index: int) -> None:
-        command = self._entries.pop(index, None)
+        command = self.entries.pop(index, None)
         if command is not None:
-            self._bytes -= len(command)
+            self.held_bytes -= len(command)
 
 
 # ------------------------------------------------------------------ what waits for the disk
@@ -340,7 +340,7 @@ class SegmentJournal(Journal):  # type: ignore[misc]  # pysyncobj has no types
         self.first_index = log.segments[0].first if log.segments else 1
         self.last_index = self.durable_index = log.segments[-1].last if log.segments else 0
         self.last_term = self._terms.at(self.last_index) if len(self) else 0
-        self._cache = EntryCache(cache_bytes, self.last_index + 1)
+        self.cache = EntryCache(cache_bytes, self.last_index + 1)
         self._queue = CommitQueue(disk, self.last_index + 1)
         self._resume_newest()
 
@@ -369,7 +369,7 @@ class SegmentJournal(Journal):  # type: ignore[misc]  # pysyncobj has no types
         if buffers is None:
             buffers = queue.start_write(self._table.segments[-1], index)
         buffers += (header, command)
-        self._cache.put(index, command, self.durable_index)
+        self.cache.put(index, command, self.durable_index)
         self._end += size
         self._positions.append(self._end)
         self.last_index, self.last_term = index, term
@@ -390,7 +390,7 @@ class SegmentJournal(Journal):  # type: ignore[misc]  # pysyncobj has no types
         if not segments:
             self.first_index, self.last_index = index, index - 1
             self._terms = TermRuns()
-            self._cache.restart_at(index)
+            self.cache.restart_at(index)
         elif segments[-1].first == index:
             return False  # an entry larger than a segment gets one of its own
         else:
@@ -438,7 +438,7 @@ class SegmentJournal(Journal):  # type: ignore[misc]  # pysyncobj has no types
             self._reader.admit(segment)
         for hole in job.mended:
             self.holes.forget(hole, mended=True)
-        self._cache.shrink(self.durable_index)
+        self.cache.shrink(self.durable_index)
 
     def begin_removal(self) -> SyncJob | None:
         """The removal of the next dropped segment, as a job for any thread, independent of those of
@@ -482,7 +482,7 @@ class SegmentJournal(Journal):  # type: ignore[misc]  # pysyncobj has no types
         self._settle()
         self.generation += 1
         self._queue.cut_after(keep)
-        self._cache.cut_after(keep, self.last_index)
+        self.cache.cut_after(keep, self.last_index)
         self._table = _cut_files(self._disk, self._reader, self._table, keep)
         self._terms.cut_after(keep)
         self.members.cut_after(keep)
@@ -518,7 +518,7 @@ class SegmentJournal(Journal):  # type: ignore[misc]  # pysyncobj has no types
             self.first_index = firsts[drop]
             for segment in segments[:drop]:
                 segment.opened = None  # its file closes with its last reader
-            self._cache.cut_before(self.first_index)
+            self.cache.cut_before(self.first_index)
             self._terms.cut_before(self.first_index)
             self.members.cut_before(self.first_index)
             self._untold = frozenset(index for index in self._untold if index >= self.first_index)
@@ -539,12 +539,12 @@ class SegmentJournal(Journal):  # type: ignore[misc]  # pysyncobj has no types
 
     def read(self, index: int) -> bytes:
         """The whole command. Thread-safe. OffsetGone if it is not in the log, CorruptLog if damaged."""
-        command = self._cache.get(index)
+        command = self.cache.get(index)
         return command if command is not None else self._reader.read_entry(self._segment(index), index)
 
     def read_range(self, index: int, pos: int, size: int) -> bytes:
         """Bytes [pos, pos + size) of a command, with at most one read. Thread-safe; raises as read()."""
-        command = self._cache.get(index)
+        command = self.cache.get(index)
         if command is None:
             return self._reader.read_slice(self._segment(index), index, pos, size)
         if pos < 0 or size < 0 or pos + size > len(command):
@@ -554,7 +554,7 @@ class SegmentJournal(Journal):  # type: ignore[misc]  # pysyncobj has no types
     def batch(self, index: int, max_bytes: int) -> list[tuple[bytes, int, int]]:
         """Entries from ``index`` on as (command, index, term): at least one, at most ``max_bytes``."""
         out: list[tuple[bytes, int, int]] = []
-        get, last, room = self._cache.get, self.last_index, max_bytes
+        get, last, room = self.cache.get, self.last_index, max_bytes
         term = until = -1
         while index <= last and (command := get(index)) is not None:
             room -= len(command)
@@ -676,7 +676,7 @@ class SegmentJournal(Journal):  # type: ignore[misc]  # pysyncobj has no types
 
     def cached(self, index: int) -> bytes | None:
         """The command, if it is in memory. Thread-safe."""
-        return self._cache.get(index)
+        return self.cache.get(index)
 
     def is_sound(self, hole: Hole) -> bool:
         """Whether the entry turns out to be readable. Thread-safe."""

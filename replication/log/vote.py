@@ -23,11 +23,11 @@ VERSION: Final = 1
 SLOT_POSITIONS: Final = (0, 4096)
 FILE_SIZE: Final = 8192
 #: magic, version, length of the vote, 2 reserved, sequence number, term, vote (UTF-8), CRC32C.
-_SLOT: Final = struct.Struct("<4sBB2xQQ100sI")
+SLOT: Final = struct.Struct("<4sBB2xQQ100sI")
 VOTE_BYTES_MAX: Final = 100
 
 
-class _Record(NamedTuple):
+class Record(NamedTuple):
     sequence: int
     term: int
     voted_for: str | None
@@ -45,19 +45,26 @@ class VoteFile:
                 )
             empty = bytearray(FILE_SIZE)
             for position in SLOT_POSITIONS:
-                record = _encode(_Record(1, 0, None))
+                record = encode(Record(1, 0, None))
                 empty[position : position + len(record)] = record
             disk.write_atomic(NAME, (bytes(empty),))
         self._file = disk.open(NAME)
-        slots = [_decode(self._file.read(position, _SLOT.size)) for position in SLOT_POSITIONS]
+        try:
+            self._record = self._newest()
+            # It may have reached one slot only, or only the page cache, when the process ended.
+            self._store(self._record)
+        except BaseException:
+            self._file.close()
+            raise
+
+    def _newest(self) -> Record:
+        slots = [decode(self._file.read(position, SLOT.size)) for position in SLOT_POSITIONS]
         known = [record for record in slots if record is not None]
         if self._file.size() != FILE_SIZE or not known:
             raise CorruptLog(
                 "the vote file is damaged in both slots; wipe this replica and repair it from a peer"
             )
-        self._record = max(known, key=lambda record: record.sequence)
-        # A record may have reached one slot only, or only the page cache, when the process ended.
-        self._store(self._record)
+        return max(known, key=lambda record: record.sequence)
 
     @property
     def term(self) -> int:
@@ -73,12 +80,12 @@ class VoteFile:
         if (term, voted_for) == (self._record.term, self._record.voted_for):
             return
         assert term > self.term or self.voted_for is None, f"second vote in term {term}"
-        record = _Record(self._record.sequence + 1, term, voted_for)
+        record = Record(self._record.sequence + 1, term, voted_for)
         self._store(record)
         self._record = record
 
-    def _store(self, record: _Record) -> None:
-        data = _encode(record)
+    def _store(self, record: Record) -> None:
+        data = encode(record)
         for position in SLOT_POSITIONS:
             self._file.write_at(position, data)
             self._file.sync()
@@ -87,18 +94,20 @@ class VoteFile:
         self._file.close()
 
 
-def _encode(record: _Record) -> bytes:
+def encode(record: Record) -> bytes:
+    """A slot's bytes."""
     vote = (record.voted_for or "").encode()
     if len(vote) > VOTE_BYTES_MAX:
         raise ValueError(f"replica id {record.voted_for!r} is longer than {VOTE_BYTES_MAX} bytes")
     fields = (MAGIC, VERSION, len(vote), record.sequence, record.term, vote)
-    return _SLOT.pack(*fields, value(_SLOT.pack(*fields, 0)[:-4]))
+    return SLOT.pack(*fields, value(SLOT.pack(*fields, 0)[:-4]))
 
 
-def _decode(data: bytes) -> _Record | None:
-    if len(data) < _SLOT.size:
+def decode(data: bytes) -> Record | None:
+    """What a slot holds; None: it is damaged. Raises UnknownVersion."""
+    if len(data) < SLOT.size:
         return None
-    magic, version, length, sequence, term, vote, crc = _SLOT.unpack(data)
+    magic, version, length, sequence, term, vote, crc = SLOT.unpack(data)
     if magic != MAGIC or value(data[:-4]) != crc:
         return None
     if version != VERSION:
@@ -106,6 +115,6 @@ def _decode(data: bytes) -> _Record | None:
             f"the vote file has version {version}; this software reads {VERSION}: upgrade it"
         )
     try:
-        return _Record(sequence, term, vote[:length].decode() or None)
+        return Record(sequence, term, vote[:length].decode() or None)
     except UnicodeDecodeError:
         return None

@@ -38,7 +38,7 @@ class FollowerGuard:
 
     def __init__(self, journal: Log) -> None:
         self._journal = journal
-        self._held: dict[str, RaftMessage] = {}
+        self.held: dict[str, RaftMessage] = {}
 
     # -------------------------------------------------------------- in
     def admit(self, message: RaftMessage, commit_index: int) -> int | None:
@@ -124,9 +124,9 @@ class FollowerGuard:
     def _hold(self, peer: str, ack: RaftMessage, sound: int, heartbeat: bool) -> RaftMessage | None:
         """K: acknowledge what this replica's own fdatasync has covered, and hold the rest until it is
         covered."""
-        held = self._held.get(peer)
+        held = self.held.get(peer)
         if held is None or held["term"] != ack["term"] or held["next_node_idx"] < ack["next_node_idx"]:
-            self._held[peer] = dict(ack)
+            self.held[peer] = dict(ack)
         if not heartbeat:
             return None
         # A heartbeat is answered immediately with what is already durable: a slow disk must not look like
@@ -144,14 +144,14 @@ class FollowerGuard:
     def release(self, term: int, commit_index: int) -> list[tuple[str, RaftMessage]]:
         """After an fdatasync or the mending of an entry: the acknowledgements that are now covered, wholly or
         (partial progress) in part."""
-        if not self._held:
+        if not self.held:
             return []
         durable, out = sound_index(self._journal, commit_index), []
-        for peer, ack in list(self._held.items()):
+        for peer, ack in list(self.held.items()):
             if ack["term"] != term:  # L: the entries may have been cut off since
-                del self._held[peer]
+                del self.held[peer]
             elif ack["next_node_idx"] - 1 <= durable:
-                del self._held[peer]
+                del self.held[peer]
                 out.append((peer, ack))
             else:
                 out.append((peer, {**ack, "next_node_idx": durable + 1}))
@@ -159,7 +159,7 @@ class FollowerGuard:
 
     def forget(self, peer: str) -> None:
         """The connection is gone, and with it the answers held for it."""
-        self._held.pop(peer, None)
+        self.held.pop(peer, None)
 
 
 class VoteGuard:

@@ -79,7 +79,7 @@ class Proposals:
         self._config = config
         #: In index order.
         self.waiting: deque[_Proposal] = deque()
-        self._sizes: dict[int, int] = {}  # own entries not yet applied: index -> bytes
+        self.sizes: dict[int, int] = {}  # own entries not yet applied: index -> bytes
 
     def refusal(self, size_bytes: int) -> EscrowMQError | None:
         """Why no command of this size can be accepted now; None: it can."""
@@ -87,20 +87,20 @@ class Proposals:
         if size_bytes > COMMAND_BYTES_MAX:
             return MessageTooLarge(size_bytes, COMMAND_BYTES_MAX)
         # One is always accepted: otherwise a command larger than the bound would never get through.
-        if len(self._sizes) >= config.outstanding_entries_max or (
-            self._sizes and self.outstanding_bytes + size_bytes > config.outstanding_bytes_max
+        if len(self.sizes) >= config.outstanding_entries_max or (
+            self.sizes and self.outstanding_bytes + size_bytes > config.outstanding_bytes_max
         ):
             return Overloaded("too many entries wait for a majority", 0.05)
         return None
 
     def add(self, index: int, term: int, size_bytes: int, now: float, done: OnProposed) -> None:
         assert not self.waiting or self.waiting[-1].index < index
-        self._sizes[index] = size_bytes
+        self.sizes[index] = size_bytes
         self.outstanding_bytes += size_bytes
         self.waiting.append(_Proposal(index, term, now + self._config.proposal_timeout_s, done))
 
     def applied(self, index: int, term: int, result: Any) -> None:
-        self.outstanding_bytes -= self._sizes.pop(index, 0)
+        self.outstanding_bytes -= self.sizes.pop(index, 0)
         waiting = self.waiting
         while waiting and waiting[0].index <= index:
             proposal = waiting.popleft()
@@ -116,7 +116,7 @@ class Proposals:
 
     def abandon(self) -> None:
         """Leadership is lost, or the node stops: the outcomes can no longer be known here."""
-        self._sizes.clear()
+        self.sizes.clear()
         self.outstanding_bytes = 0
         waiting, self.waiting = self.waiting, deque()
         for proposal in waiting:
@@ -227,10 +227,10 @@ class RaftNode:
         journal.members.begin(0, NOBODY if joining else founding([self_id, *others]))
         self._member_edits = journal.members.edits
         self._circle = Circle(self_id, journal.members.since(applied_index))
-        self._guard = FollowerGuard(journal)
+        self.guard = FollowerGuard(journal)
         self._linked: set[str] = set()  # peers whose link is up
         self._connected: set[str] = set()  # those of them that are listened to
-        self._proposals = Proposals(self.config)
+        self.proposals = Proposals(self.config)
         self._closed = self.has_unsent = False  # the latter: something was proposed since the last ``flush``
         self.too_far_behind = False  # the leader's log starts after ours ends: copy a checkpoint from a peer
         voters = self._circle.voters
@@ -265,8 +265,8 @@ class RaftNode:
         self._changes = MembershipChanges(self._circle, self._core, journal, self.marks, link_of, self.send)
         self._votes = Votes(self._circle, self._core, self.marks, self._rejoin.learn, link_of)
         self._handlers = self._all_handlers()
-        self._known_peers = KnownPeers(self_id, others, self._possible)
-        if self._known_peers.known != others:
+        self.known_peers = KnownPeers(self_id, others, self._possible)
+        if self.known_peers.known != others:
             self._on_peers(self.heard)
 
     def _all_handlers(self) -> dict[str, Callable[[str, RaftMessage], object]]:
@@ -319,7 +319,7 @@ class RaftNode:
     @property
     def heard(self) -> frozenset[str]:
         """Peers to keep links to: all that may be members, and those that this replica was told of."""
-        return frozenset(self._known_peers.known)
+        return frozenset(self.known_peers.known)
 
     @property
     def leader_id(self) -> str | None:
@@ -340,7 +340,7 @@ class RaftNode:
     @property
     def outstanding_bytes(self) -> int:
         """Bytes of own proposals that are not yet applied."""
-        return self._proposals.outstanding_bytes
+        return self.proposals.outstanding_bytes
 
     @property
     def rejoining(self) -> bool:
@@ -377,7 +377,7 @@ class RaftNode:
         if self._closed or self._core.role != LEADER or self._handover.under_way:
             done(None, False)
             return
-        refusal = self._proposals.refusal(len(command))
+        refusal = self.proposals.refusal(len(command))
         if self.readiness.disk_full:
             refusal = DiskFull("the leader's disk is full; free some space, nothing is lost")
         if refusal is not None:
@@ -385,7 +385,7 @@ class RaftNode:
             return
         index = self._core.append(command)
         self.has_unsent = True
-        self._proposals.add(index, self._core.term, len(command), self._clock(), done)
+        self.proposals.add(index, self._core.term, len(command), self._clock(), done)
 
     def change_members(self, step: Step, change_id: str, done: OnProposed) -> None:
         """Take one step of a membership change, if leader and if the rules now allow it (members.py).
@@ -398,7 +398,7 @@ class RaftNode:
             return
         why = self._changes.refusal(step)
         command = encode_members(after(self.members, step, change_id)) if why is None else b""
-        refusal = self._proposals.refusal(len(command)) if why is None else why.error(step)
+        refusal = self.proposals.refusal(len(command)) if why is None else why.error(step)
         if self.readiness.disk_full:
             refusal = DiskFull("the leader's disk is full; free some space, nothing is lost")
         if refusal is not None:
@@ -406,7 +406,7 @@ class RaftNode:
             return
         index = self._core.append(command)
         self.has_unsent = True
-        self._proposals.add(index, self._core.term, len(command), self._clock(), done)
+        self.proposals.add(index, self._core.term, len(command), self._clock(), done)
         self._follow_members()
 
     def caught_up(self, learner: str) -> bool:
@@ -428,7 +428,7 @@ class RaftNode:
     def close(self) -> None:
         """Settle every proposal as unknown; nothing more is sent or applied."""
         self._closed = True
-        self._proposals.abandon()
+        self.proposals.abandon()
 
     # -------------------------------------------------------------- being driven
     def tick(self) -> bool:
@@ -461,9 +461,9 @@ class RaftNode:
                 self.has_unsent = False
             if now >= self._handover.due:
                 self._handover.tick(now, lacks_room=readiness.disk_full or readiness.short_of_room)
-        waiting = self._proposals.waiting
+        waiting = self.proposals.waiting
         if waiting and waiting[0].deadline <= now:
-            self._proposals.expire(now)
+            self.proposals.expire(now)
         return core.applied_index < core.commit_index and readiness.more_to_apply()
 
     def wake_in_s(self) -> float | None:
@@ -479,7 +479,7 @@ class RaftNode:
 
     def deliver(self, peer: str, message: RaftMessage) -> None:
         """A message from ``peer``, decoded. Unknown types and senders are ignored."""
-        if self._closed or peer not in self._known_peers.known:
+        if self._closed or peer not in self.known_peers.known:
             return
         kind = message["type"]
         handler = self._handlers.get(kind)
@@ -495,7 +495,7 @@ class RaftNode:
     def connected(self, peer: str) -> None:
         """The link to ``peer`` is up. Each end has made the other's incarnation durable before."""
         self._linked.add(peer)
-        if peer not in self._known_peers.known:
+        if peer not in self.known_peers.known:
             return
         self._connected.add(peer)
         self._rejoin.connected(peer)
@@ -509,19 +509,19 @@ class RaftNode:
                 self._prevote.leader_lost()
             self._connected.discard(peer)
             self._core.disconnected(peer)
-            self._guard.forget(peer)
+            self.guard.forget(peer)
 
     def after_sync(self) -> None:
         """The journal's durable index advanced, or an entry was mended: send the answers that waited for
         it."""
         if self._core.role == LEADER:  # what is held for earlier terms' leaders is dropped later
             return
-        for peer, ack in self._guard.release(self._core.term, self._core.commit_index):
+        for peer, ack in self.guard.release(self._core.term, self._core.commit_index):
             self.send(peer, ack)
 
     # -------------------------------------------------------------- messages
     def _on_append(self, peer: str, message: RaftMessage) -> None:
-        core, guard = self._core, self._guard
+        core, guard = self._core, self.guard
         if message["term"] < core.term:
             self.send(peer, {"type": "stale_term", "term": core.term})
             return
@@ -583,7 +583,7 @@ class RaftNode:
         except Exception as error:
             self._closed = True
             raise ApplyFailed(f"entry {index} of term {term} could not be applied: {error!r}") from error
-        self._proposals.applied(index, term, result)
+        self.proposals.applied(index, term, result)
         if command[0] == MEMBERSHIP:
             if self._journal.members.command(index) != command:  # the log may not know it: note it again
                 self._journal.members.note(index, command)
@@ -603,7 +603,7 @@ class RaftNode:
             self._core.leadership_ended()
             self._handover.end()
             self.replicator.end()
-            self._proposals.abandon()
+            self.proposals.abandon()
 
     def _commit_cap(self, own: int) -> int:
         """As leader: the highest index that a majority holds durably, ``own`` being ours."""
@@ -616,7 +616,7 @@ class RaftNode:
     # -------------------------------------------------------------- members
     def told_of(self, peer: str) -> None:
         """Somebody who may know says that ``peer`` belongs to the group: listen to it."""
-        self._known_peers.told_of(peer)
+        self.known_peers.told_of(peer)
         self._hear()
 
     def _possible(self) -> list[Members]:
@@ -628,13 +628,13 @@ class RaftNode:
         before, self._member_edits = self._circle.members, self._journal.members.edits
         self._circle.follow(self._possible())
         if self._circle.members != before:
-            self._core.follow(self._circle.voters, {*self._known_peers.named(), *self._circle.peers})
+            self._core.follow(self._circle.voters, {*self.known_peers.named(), *self._circle.peers})
             self.replicator.follow()
         self._hear()
 
     def _hear(self) -> None:
         """Adopt links that were up before their peers were known, and drop peers that are gone."""
-        came, gone = self._known_peers.look()
+        came, gone = self.known_peers.look()
         for peer in came:
             if peer in self._linked:
                 self.connected(peer)
@@ -644,6 +644,6 @@ class RaftNode:
             if linked:  # it may be listened to again
                 self._linked.add(peer)
             self._rejoin.forget(peer)
-        self.marks.forget(self._known_peers.retired(gone))
+        self.marks.forget(self.known_peers.retired(gone))
         if came or gone:
             self._on_peers(self.heard)

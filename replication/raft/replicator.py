@@ -48,7 +48,7 @@ class GroupClock:
         clock: Clock,
     ) -> None:
         """``progress``: of the present leadership."""
-        self._circle, self._leads, self._progress, self._clock = circle, leads, progress, clock
+        self._circle, self._leads, self.progress, self._clock = circle, leads, progress, clock
         #: This replica's wall clock in ms, to be told to leaders; -1: nobody has given it one.
         self.tell: Callable[[], int] = lambda: -1
 
@@ -69,7 +69,7 @@ class GroupClock:
 
     def lower_median_ms(self, own_ms: int) -> int | None:
         """The group's time by its clocks. None: too few voters have told theirs."""
-        progress, now = self._progress(), self._clock()
+        progress, now = self.progress(), self._clock()
         known = [own_ms]
         for peer in self._circle.voters:
             state = progress.get(peer)
@@ -171,8 +171,8 @@ class Replicator:
     ) -> None:
         self._circle, self._core, self._journal, self._link = circle, core, journal, link
         self._connected, self._clock, self._config = connected, clock, config
-        self._progress: dict[str, PeerProgress] = {}
-        self.clocks = GroupClock(circle, lambda: core.role == LEADER, lambda: self._progress, clock)
+        self.progress: dict[str, PeerProgress] = {}
+        self.clocks = GroupClock(circle, lambda: core.role == LEADER, lambda: self.progress, clock)
         self._seq = 0  # numbers AppendEntries, so that a refusal of an older message can be recognised
         self.sent_last = self.sent_commit = 0  # last index of the log, and of what is committed
         #: When ``flush`` sends the commit index alone, if nothing else is sent before; None: peers know it.
@@ -182,34 +182,32 @@ class Replicator:
     def begin(self) -> None:
         """Leadership begins; the entry that opens the term is not in the log yet."""
         next_index = self._journal.last_index + 1
-        self._progress = {peer: PeerProgress(next_index) for peer in self._circle.peers}
+        self.progress = {peer: PeerProgress(next_index) for peer in self._circle.peers}
         self.sent_last, self.sent_commit, self.notify_at = next_index - 1, 0, None
 
     def end(self) -> None:
-        self._progress, self.notify_at = {}, None
+        self.progress, self.notify_at = {}, None
 
     def follow(self) -> None:
         """The group's members changed: new ones are probed from the log's end, removed ones get no more."""
-        if self._progress or self._core.role == LEADER:
-            known, next_index = self._progress, self._journal.last_index + 1
-            self._progress = {
-                peer: known.get(peer) or PeerProgress(next_index) for peer in self._circle.peers
-            }
+        if self.progress or self._core.role == LEADER:
+            known, next_index = self.progress, self._journal.last_index + 1
+            self.progress = {peer: known.get(peer) or PeerProgress(next_index) for peer in self._circle.peers}
 
     def status(self) -> list[PeerStatus]:
         first = self._journal.first_index
         return [
             PeerStatus(p, p in self._connected, s.match, s.next, s.in_flight_bytes, s.next <= first)
-            for p, s in self._progress.items()
+            for p, s in self.progress.items()
         ]
 
     def waits_for(self, index: int) -> bool:
         """Whether entry ``index`` is the next one due to some connected follower."""
-        return any(s.next == index for peer, s in self._progress.items() if peer in self._connected)
+        return any(s.next == index for peer, s in self.progress.items() if peer in self._connected)
 
     def most_advanced(self, among: set[str]) -> tuple[str, int] | None:
         """The peer of ``among`` with the greatest match, and that match."""
-        matches = [(self._core.match_index(peer), peer) for peer in self._progress if peer in among]
+        matches = [(self._core.match_index(peer), peer) for peer in self.progress if peer in among]
         if not matches:
             return None
         match, peer = max(matches)
@@ -218,7 +216,7 @@ class Replicator:
     def holding(self, index: int, among: set[str]) -> list[str]:
         """The peers of ``among`` that hold the log up to ``index``, the greatest id first."""
         return sorted(
-            (p for p in self._progress if p in among and self._core.match_index(p) >= index), reverse=True
+            (p for p in self.progress if p in among and self._core.match_index(p) >= index), reverse=True
         )
 
     # -------------------------------------------------------------- does it still lead
@@ -234,7 +232,7 @@ class Replicator:
         been elected in a later term by that time, and everything committed by then is in our log."""
         if self._core.role != LEADER or self._core.term != check.term:
             return False
-        heard = [self._progress[peer].heard_seq > check.seq for peer in self._circle.voters]
+        heard = [self.progress[peer].heard_seq > check.seq for peer in self._circle.voters]
         return (sum(heard) + 1) * 2 > len(heard) + 1
 
     # -------------------------------------------------------------- when to send
@@ -264,7 +262,7 @@ class Replicator:
         where to continue. From the beginning, the first message would tell a healthy follower, or one that
         has just copied our log, that our log starts after its own ends.
         """
-        state, journal = self._progress.get(peer), self._journal
+        state, journal = self.progress.get(peer), self._journal
         if state is not None:
             known = state.match >= journal.first_index and state.match > 0
             state.rewind((state.match if known else journal.last_index) + 1)
@@ -272,14 +270,14 @@ class Replicator:
 
     def forget_match(self, peer: str) -> None:
         """The peer lost its disk: what it acknowledged no longer counts."""
-        state = self._progress.get(peer)
+        state = self.progress.get(peer)
         if state is not None:
             state.match = 0
             self._core.forget_match(peer)
 
     def answered(self, peer: str, message: RaftMessage) -> None:
         """A follower's ``next_node_idx``. Ignored unless we lead in the term that it answers."""
-        state = self._progress.get(peer)
+        state = self.progress.get(peer)
         if state is None or message["term"] != self._core.term:
             return  # L: it may refer to entries that the follower has cut off since
         index, success = message["next_node_idx"] - 1, message["success"]
@@ -311,7 +309,7 @@ class Replicator:
         """Send what fits the peer's window; with ``heartbeat`` at least one message, perhaps an empty one."""
         if peer not in self._connected:
             return
-        journal, state, config = self._journal, self._progress[peer], self._config
+        journal, state, config = self._journal, self.progress[peer], self._config
         if state.next <= journal.first_index:
             if heartbeat:
                 self._send_append(peer, {"serialized": None, "log_start": journal.first_index})

@@ -191,10 +191,10 @@ class CommitHold:
     def __init__(self) -> None:
         self.until_ms: int | None = None
         self._began_ms = self._next_ms = 0
-        self._held: deque[Submission] = deque()
+        self.held: deque[Submission] = deque()
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self.held)
 
     def ask(self, hold_ms: int, now_ms: int) -> list[Submission]:
         """A CUT is written: begin a hold of ``hold_ms``, if one is due, or end the present one (0). Returns
@@ -209,7 +209,7 @@ class CommitHold:
         """There is no hold any more; returns what was held."""
         if self.until_ms is not None:
             self.until_ms, self._next_ms = None, now_ms + REST * max(now_ms - self._began_ms, 0)
-        held, self._held = list(self._held), deque()
+        held, self.held = list(self.held), deque()
         return held
 
     def over(self, now_ms: int) -> list[Submission]:
@@ -224,7 +224,7 @@ class CommitHold:
             and meta.home_group < 0
             for unit in submission.units
         ):
-            self._held.append(submission)
+            self.held.append(submission)
             return True
         return False
 
@@ -260,9 +260,9 @@ class Admission:
         bodies = bodies or NobodyReads()
         copied_from = LogBehindBodies(log, bodies)
         self._state, self._log, self._duty = state, log, duty
-        self._open_max, self._queue_bytes_max = open_max, queue_bytes_max
-        self._queue: deque[Submission] = deque()
-        self._queued_bytes = 0
+        self._open_max, self.queue_bytes_max = open_max, queue_bytes_max
+        self.queue: deque[Submission] = deque()
+        self.queued_bytes = 0
         # All three hold only what is under way: apps and topics come and go.
         self._deciding: dict[str, set[str]] = {}  # app -> ids
         self._growing: dict[str, Counter[str]] = {}  # app -> parts of an id, in entries not yet applied
@@ -282,21 +282,21 @@ class Admission:
 
     def offer(self, submission: Submission) -> bool:
         """Queue a request; False when the queue is full (nothing was done)."""
-        if self._queued_bytes + submission.size > self._queue_bytes_max and self.waiting():
+        if self.queued_bytes + submission.size > self.queue_bytes_max and self.waiting():
             return False
-        self._queue.append(submission)
-        self._queued_bytes += submission.size
+        self.queue.append(submission)
+        self.queued_bytes += submission.size
         self._duty.due = AT_ONCE
         return True
 
     def waiting(self) -> int:
         """Requests not yet in an entry."""
-        return len(self._queue) + len(self.hold)
+        return len(self.queue) + len(self.hold)
 
     def fail_all(self, status: tuple[Any, ...]) -> None:
         """Answer all waiting requests; none of them was done."""
-        queue, self._queue = [*self.hold.end(self._last_ms), *self._queue], deque()
-        self._queued_bytes = 0
+        queue, self.queue = [*self.hold.end(self._last_ms), *self.queue], deque()
+        self.queued_bytes = 0
         for submission in queue:
             submission.done(status)
 
@@ -306,27 +306,25 @@ class Admission:
         carries = self.carrying.is_active and self.carrying.is_due(now_ms)
         if self.hold.until_ms is not None:
             self._take_up(self.hold.over(now_ms))
-        if not self._queue and not due and not carries:
+        if not self.queue and not due and not carries:
             return None
         self._last_ms = now_ms = max(now_ms, self._last_ms, self._state.now_ms)
         writer, topics = EntryWriter(now_ms), self._topics
         if due:
             self._write_release(writer)
-        if self._queue:
+        if self.queue:
             self.releases.pace.requests_ms = now_ms
         if carries and (frame := self.carrying.write(writer.now_ms, topics.deleting, writer.timed)):
             writer.leaders(frame)
-        while self._queue and (
-            not writer.submissions or writer.size + self._queue[0].size <= ENTRY_BYTES_MAX
-        ):
-            if (topics.creating and topics.waits(self._queue[0])) or (
-                self.carrying.under_way and self.carrying.waits(self._queue[0])
+        while self.queue and (not writer.submissions or writer.size + self.queue[0].size <= ENTRY_BYTES_MAX):
+            if (topics.creating and topics.waits(self.queue[0])) or (
+                self.carrying.under_way and self.carrying.waits(self.queue[0])
             ):
                 break
-            submission = self._queue.popleft()
+            submission = self.queue.popleft()
             if self.hold.until_ms is not None and self.hold.keeps(submission):
                 continue
-            self._queued_bytes -= submission.size
+            self.queued_bytes -= submission.size
             writer.submissions.append(submission)
             for number, unit in enumerate(submission.units):
                 kind, meta = unit.ops[0].type, unit.ops[0].meta
@@ -386,7 +384,7 @@ class Admission:
 
     def _take_up(self, held: Sequence[Submission]) -> None:
         """Put requests that waited for a cut before all others."""
-        self._queue.extendleft(reversed(held))
+        self.queue.extendleft(reversed(held))
 
     def _scheduled_at_most(self, ops: Sequence[Op], now_ms: int) -> int:
         """The limit, of the group or of one key, that does not admit what these schedule; 0: none."""
@@ -413,9 +411,9 @@ class Admission:
 
     def _write_release(self, writer: EntryWriter) -> None:
         """What is due, before everything else in the entry: what that schedules or cancels comes later."""
-        budget = COPY_BYTES_MAX // 2 if self._queue else COPY_BYTES_MAX
+        budget = COPY_BYTES_MAX // 2 if self.queue else COPY_BYTES_MAX
         segment = self._log.segment_start(self._log.last_index)
-        records = self.releases.due(writer.now_ms, beside=bool(self._queue), copied=budget, segment=segment)
+        records = self.releases.due(writer.now_ms, beside=bool(self.queue), copied=budget, segment=segment)
         if records:
             frames = self._references.frames(references_of(records), segment, writer)
             for frame in frames:

@@ -30,9 +30,10 @@ PIECE_BYTES = 1 << 20
 _VERIFY = {".snap": snapshot.verify, ".runs": verify_runs, SUFFIX: verify_timers}
 
 
-def damage_in(name: str, file: File, size: int | None = None) -> str | None:
+def damage_in(name: str, file: File, size: int | None = None, piece_bytes: int = PIECE_BYTES) -> str | None:
     """What is wrong with a whole file that others rely on (a log file or one of ``STATE_FILES``); None:
-    nothing. It is read piece by piece: run files of large topics have hundreds of megabytes.
+    nothing. It is read piece by piece: run files of large topics have hundreds of megabytes. ``piece_bytes``:
+    of the state's files.
 
     A log file must hold whole, sound entries up to its last byte, or at least up to ``size``: the rest may
     be being written just now. Another format version counts as damage: a flipped bit can look like one,
@@ -40,7 +41,7 @@ def damage_in(name: str, file: File, size: int | None = None) -> str | None:
     """
     try:
         if name.endswith(STATE_FILES):
-            for _ in verify_state_file(name, file, PIECE_BYTES):
+            for _ in verify_state_file(name, file, piece_bytes):
                 pass
         elif (first := first_of_name(name)) is not None:
             if not file_header_is_sound(memoryview(file.read(0, FILE_HEADER_SIZE)), first, name):

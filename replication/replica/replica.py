@@ -215,9 +215,9 @@ class Replica:
         self.read_index = ReadIndex()
         self._start_job, self._on_due = start_job, on_due
         self._number_of, self._monotonic = number_of, monotonic
-        self._raft: Raft | None = None
+        self.raft: Raft | None = None
         self._own: deque[ComposedEntry] = deque()  # proposed by this replica, not yet applied
-        self._in_flight = self._rolling_back = 0  # entries; own requests that roll back
+        self.in_flight = self._rolling_back = 0  # entries; own requests that roll back
         self._next_retention_ms, self._dropped_to = 0, journal.first_index
         self._retention: compaction.RetentionRound | None = None
         self._leads = False
@@ -232,7 +232,7 @@ class Replica:
 
     def attach(self, raft: Raft, clocks: Clocks | None = None) -> None:
         """The node that applies to this replica; once, before anything else. ``clocks``: of its group."""
-        self._raft, self.time.clocks = raft, clocks
+        self.raft, self.time.clocks = raft, clocks
         self.lease_dispatcher.attach(raft)
         self.agenda.add(self._entries)
 
@@ -308,7 +308,7 @@ class Replica:
     ) -> None:
         """Take a request that ``validation.parse_request`` accepted; calls ``done(status)`` exactly once.
         ``about``: see ``AboutTopics``; None: about whatever topics have its names when it is applied."""
-        raft = self._raft
+        raft = self.raft
         assert raft is not None
         if not raft.ready:
             done(self.not_leader())
@@ -325,10 +325,10 @@ class Replica:
 
     def not_leader(self) -> Reply:
         """The status that sends a client to another replica."""
-        assert self._raft is not None
-        leader = None if self._raft.is_leader else self._raft.leader_id
+        assert self.raft is not None
+        leader = None if self.raft.is_leader else self.raft.leader_id
         number = None if leader is None else self._number_of(leader)
-        return Leadership(False, number, self._raft.term).refusal()
+        return Leadership(False, number, self.raft.term).refusal()
 
     def group_ms(self, now_ms: int) -> int:
         """The group's time (replica.py) when this machine's wall clock says ``now_ms``."""
@@ -341,8 +341,8 @@ class Replica:
 
     def confirm(self, done: Callable[[bool], None]) -> None:
         """See ``ReadIndex.ask``; at once if this replica does not lead."""
-        assert self._raft is not None
-        if self._raft.ready:
+        assert self.raft is not None
+        if self.raft.ready:
             self.read_index.ask(done)
         else:
             done(False)
@@ -350,7 +350,7 @@ class Replica:
     def pump(self, now_ms: int) -> None:
         """One tick: what is due, after the leadership has begun or ended if it has. ``now_ms``: this
         machine's wall clock."""
-        raft = self._raft
+        raft = self.raft
         assert raft is not None
         self._told_ms = now_ms
         desk, reads = self.lease_dispatcher, self.read_index
@@ -389,14 +389,14 @@ class Replica:
     def _write_entries(self, now: float) -> float:
         """As leader, propose what waits, as far as the window of entries in flight allows. Due when a request
         comes, when an entry ends, and when the group's time reaches that of a delayed message, say."""
-        raft = self._raft
+        raft = self.raft
         assert raft is not None
         if not self._leads:
             return NEVER
         now_ms = self.time.at(self._told_ms)
         if self.state.claims.overtaken.waiting and not self._rolling_back:
             self._end_overtaken(now_ms)
-        while self._in_flight < self.limits.entries_in_flight:
+        while self.in_flight < self.limits.entries_in_flight:
             entry = self.admission.compose(now_ms)
             if entry is None:
                 left_ms = min(self.admission.due_times(), default=NEVER) - now_ms
@@ -414,10 +414,10 @@ class Replica:
 
     def _propose(self, raft: Raft, entry: ComposedEntry) -> None:
         self._own.append(entry)
-        self._in_flight += 1
+        self.in_flight += 1
 
         def done(results: Any, outcome: bool | None) -> None:
-            self._in_flight -= 1
+            self.in_flight -= 1
             self._entries.due = AT_ONCE
             # Proposals end in the order in which they were made, whatever their outcome.
             self._own.remove(entry)
@@ -458,7 +458,7 @@ class Replica:
     ) -> None:
         """Propose the next format level if the reports allow it (see replica.py). Proposing twice is
         harmless."""
-        raft = self._raft
+        raft = self.raft
         level = next_level(self.state.level, reports, ahead)
         if level is not None and raft is not None and raft.ready:
             frame = build.level(level)
@@ -469,7 +469,7 @@ class Replica:
     def on_timer(self, now_ms: int) -> None:
         """Called a few times a second: due checks, and from time to time, as leader, retention."""
         now_ms = self.group_ms(now_ms)
-        raft = self._raft
+        raft = self.raft
         self.state.transactions.tidy()
         self.state.due.tidy()
         if raft is None or not raft.ready:

@@ -113,17 +113,17 @@ class DueQueue:
     """Buckets of future checks, queues of due ones by (app, topic), leases of handed-out ones."""
 
     def __init__(self, table: TransactionTable, *, tidy_slack: int = TIDY_SLACK) -> None:
-        self.news = DueNews()  # the pairs in ``_due``
+        self.news = DueNews()  # the pairs in ``queues``
         self._table = table
-        self._slack = tidy_slack
+        self.slack = tidy_slack
         self.branches = BranchQueue()
         self.expired: deque[TxKey] = deque()  # due, and nobody is asked about them
-        self._buckets: dict[int, deque[tuple[str, Sequence[str]]]] = {}
-        self._order: list[int] = []  # heap of bucket numbers; may contain removed ones
-        self._due: dict[TxKey, deque[str]] = {}  # (app, topic) -> tx ids, oldest first
-        self._leases: dict[TxKey, tuple[str, int]] = {}  # (app, tx_id) -> owner, expiry
+        self.buckets: dict[int, deque[tuple[str, Sequence[str]]]] = {}
+        self.order: list[int] = []  # heap of bucket numbers; may contain removed ones
+        self.queues: dict[TxKey, deque[str]] = {}  # (app, topic) -> tx ids, oldest first
+        self.leases: dict[TxKey, tuple[str, int]] = {}  # (app, tx_id) -> owner, expiry
         self._again: set[TxKey] = set()  # parked ones that an operator wants checked once more
-        self._queued = 0  # ids in buckets and due queues
+        self.queued = 0  # ids in buckets and due queues
         self._untidied: list[tuple[int | TxKey, int]] = []  # what this round of tidying has still to visit
 
     # -------------------------------------------------------------- every replica
@@ -133,23 +133,23 @@ class DueQueue:
         if due_ms < 0 or not tx_ids:
             return
         bucket = _bucket(due_ms)
-        chunks = self._buckets.get(bucket)
+        chunks = self.buckets.get(bucket)
         if chunks is None:
-            chunks = self._buckets[bucket] = deque()
-            heapq.heappush(self._order, bucket)
+            chunks = self.buckets[bucket] = deque()
+            heapq.heappush(self.order, bucket)
         chunks.append((app, tx_ids))
-        self._queued += len(tx_ids)
+        self.queued += len(tx_ids)
 
     def tidy(self, budget: int = TIDY_IDS) -> None:
         """Forget ids that need no check any more, if there may be too many; handles at most ``budget``
         (and the rest of one chunk)."""
-        if len(self._order) > 2 * len(self._buckets) + GONE_BUCKETS:
-            self._order = sorted(self._buckets)  # a replica that never leads removes none; sorted is a heap
-        if self._queued <= 2 * self._table.open_count() + self._slack:
+        if len(self.order) > 2 * len(self.buckets) + GONE_BUCKETS:
+            self.order = sorted(self.buckets)  # a replica that never leads removes none; sorted is a heap
+        if self.queued <= 2 * self._table.open_count() + self.slack:
             return
         if not self._untidied:
-            self._untidied = [(bucket, len(chunks)) for bucket, chunks in self._buckets.items()]
-            self._untidied += [(key, len(queue)) for key, queue in self._due.items()]
+            self._untidied = [(bucket, len(chunks)) for bucket, chunks in self.buckets.items()]
+            self._untidied += [(key, len(queue)) for key, queue in self.queues.items()]
         while self._untidied and budget > 0:
             key, left = self._untidied.pop()
             if isinstance(key, int):
@@ -160,18 +160,18 @@ class DueQueue:
                 self._untidied.append((key, left))
 
     def _tidy_bucket(self, bucket: int, left: int, budget: int) -> tuple[int, int]:
-        chunks = self._buckets.get(bucket)
+        chunks = self.buckets.get(bucket)
         while chunks and left > 0 and budget > 0:
             app, tx_ids = chunks.popleft()
             settled = self._table.look(app).open.has_none(tx_ids)  # the usual case, at a tenth of the cost
             live = [] if settled else [t for t in tx_ids if self._needed(app, t, bucket)]
             budget -= len(tx_ids) + 1
             left -= 1
-            self._queued -= len(tx_ids) - len(live)
+            self.queued -= len(tx_ids) - len(live)
             if live:
                 chunks.append((app, live))
         if not chunks:
-            self._buckets.pop(bucket, None)
+            self.buckets.pop(bucket, None)
             return 0, budget
         return left, budget
 
@@ -182,7 +182,7 @@ class DueQueue:
 
     def _tidy_due(self, key: TxKey, left: int, budget: int) -> tuple[int, int]:
         """Rotates the queue once, so that its order stays."""
-        queue = self._due.get(key)
+        queue = self.queues.get(key)
         opened = self._table.look(key[0]).open
         while queue and left > 0 and budget > 0:
             tx_id = queue.popleft()
@@ -191,35 +191,35 @@ class DueQueue:
             if tx_id in opened:
                 queue.append(tx_id)
             else:
-                self._queued -= 1
+                self.queued -= 1
         if not queue:
-            self._due.pop(key, None)
+            self.queues.pop(key, None)
             self.news.remove(key)
             return 0, budget
         return left, budget
 
     def forget(self, app: str, tx_id: str) -> None:
         """Drop the lease of a transaction that was settled or whose check was answered."""
-        self._leases.pop((app, tx_id), None)
+        self.leases.pop((app, tx_id), None)
         if self._again:
             self._again.discard((app, tx_id))
 
     def has_leases(self) -> bool:
         """Whether ``forget`` has anything to do: lets the hot path skip it."""
-        return bool(self._leases or self._again)
+        return bool(self.leases or self._again)
 
     def rebuild(self) -> None:
         """From the table alone, as after a restart."""
-        self._buckets.clear()
-        self._order.clear()
-        self._due.clear()
+        self.buckets.clear()
+        self.order.clear()
+        self.queues.clear()
         self.news.clear()
         self.branches = BranchQueue()
         self.expired.clear()
-        self._leases.clear()
+        self.leases.clear()
         self._again.clear()
         self._untidied.clear()
-        self._queued = 0
+        self.queued = 0
         gathered: dict[tuple[str, int], list[str]] = {}
         for app, tx_id, record in self._table.iterate_open():
             if record.due_ms < 0:
@@ -241,13 +241,13 @@ class DueQueue:
         chunk); True if any were moved."""
         moved = seen = 0
         current = now_ms // BUCKET_MS
-        while self._order and seen < budget and self._order[0] <= current:
-            chunks = self._buckets.get(self._order[0])
+        while self.order and seen < budget and self.order[0] <= current:
+            chunks = self.buckets.get(self.order[0])
             if not chunks:
-                self._buckets.pop(heapq.heappop(self._order), None)
+                self.buckets.pop(heapq.heappop(self.order), None)
                 continue
             app, tx_ids = chunks.popleft()
-            self._queued -= len(tx_ids)
+            self.queued -= len(tx_ids)
             seen += len(tx_ids)
             moved += self._enqueue(app, tx_ids, now_ms)
         return moved > 0
@@ -270,18 +270,18 @@ class DueQueue:
             if (app, tx_id) in self._table.unattended:
                 self.expired.append((app, tx_id))
                 continue
-            queue = self._due.get((app, record.topic))
+            queue = self.queues.get((app, record.topic))
             if queue is None:
-                queue = self._due[app, record.topic] = deque()
+                queue = self.queues[app, record.topic] = deque()
                 self.news.add((app, record.topic))
             queue.append(tx_id)
             moved += 1
-        self._queued += moved
+        self.queued += moved
         return moved
 
     def next_ms(self) -> int | None:
         """The earliest time at which ``advance`` has something to do; None: nothing is scheduled."""
-        return self._order[0] * BUCKET_MS if self._order else None
+        return self.order[0] * BUCKET_MS if self.order else None
 
     def check_again(self, app: str, tx_id: str, now_ms: int) -> bool:
         """Check a parked transaction once more, as soon as a producer can be asked; False: no parked
@@ -300,7 +300,7 @@ class DueQueue:
         return 0 if due_ms < 0 and self._again and (app, tx_id) in self._again else due_ms
 
     def _leased(self, app: str, tx_id: str, now_ms: int) -> bool:
-        lease = self._leases.get((app, tx_id)) if self._leases else None
+        lease = self.leases.get((app, tx_id)) if self.leases else None
         return lease is not None and lease[1] > now_ms
 
     def lock(
@@ -308,12 +308,12 @@ class DueQueue:
     ) -> list[tuple[str, OpenTx]]:
         """Lease up to ``limit`` due transactions to ``owner``; no other caller gets them until the lease
         ends."""
-        queue = self._due.get((app, topic))
+        queue = self.queues.get((app, topic))
         opened = self._table.look(app).open
         taken: list[tuple[str, OpenTx]] = []
         while queue and len(taken) < limit:
             tx_id = queue.popleft()
-            self._queued -= 1
+            self.queued -= 1
             record = opened.get(tx_id)
             if record is None or record.topic != topic:
                 continue
@@ -325,12 +325,12 @@ class DueQueue:
             if due_ms < 0:
                 continue
             if self._leased(app, tx_id, now_ms):  # it is queued twice, or its lease ended by such a time
-                self.schedule(app, (tx_id,), self._leases[app, tx_id][1])
+                self.schedule(app, (tx_id,), self.leases[app, tx_id][1])
                 continue
-            self._leases[app, tx_id] = (owner, now_ms + lease_ms)
+            self.leases[app, tx_id] = (owner, now_ms + lease_ms)
             taken.append((tx_id, record))
         if not queue:
-            self._due.pop((app, topic), None)
+            self.queues.pop((app, topic), None)
             self.news.remove((app, topic))
         self.schedule(app, [tx_id for tx_id, _ in taken], now_ms + max(lease_ms, BUCKET_MS))
         return taken
@@ -364,7 +364,7 @@ class DueQueue:
 
     def put_off(self, app: str, tx_id: str, until_ms: int) -> None:
         """A branch that was taken does not come due before this time."""
-        self._leases[app, tx_id] = ("", until_ms)
+        self.leases[app, tx_id] = ("", until_ms)
         self.schedule(app, [tx_id], until_ms)
 
     def release(
@@ -373,20 +373,20 @@ class DueQueue:
         """Return leases without an answer; the transactions come due again in a second (so that no caller
         spins), or after the time in ``waits_ms`` for each."""
         for tx_id, wait_ms in zip(tx_ids, waits_ms or [CHECK_BACKOFF_MS] * len(tx_ids), strict=True):
-            lease = self._leases.get((app, tx_id))
+            lease = self.leases.get((app, tx_id))
             if lease is not None and lease[0] == owner:
                 # Not leased until then, so that the expiry that ``lock`` scheduled does nothing.
-                self._leases[app, tx_id] = ("", now_ms + wait_ms)
+                self.leases[app, tx_id] = ("", now_ms + wait_ms)
                 self.schedule(app, [tx_id], now_ms + wait_ms)
 
     def resign(self, now_ms: int) -> None:
         """This replica no longer leads: leases end, and due checks wait for its next leadership."""
-        self._leases.clear()
+        self.leases.clear()
         self._again.clear()
-        due, self._due = self._due, {}
+        due, self.queues = self.queues, {}
         self.news.clear()
         for (app, _), queue in due.items():
-            self._queued -= len(queue)
+            self.queued -= len(queue)
             self.schedule(app, list(queue), now_ms + BUCKET_MS)
         for app, tx_ids in self.branches.drain().items():
             self.schedule(app, tx_ids, now_ms + BUCKET_MS)

@@ -334,7 +334,7 @@ class TransactionTable:
         #: Replicated; the state machine keeps them up to date.
         self.settings = Settings()
         self._open = 0  # of all apps; derived from them
-        self._young = 0  # settled ids in the apps' young generations; derived from them
+        self.young = 0  # settled ids in the apps' young generations; derived from them
         self.given = GivenIds()
         #: History of the most recently settled ones.
         self.lives = TransactionHistory()
@@ -459,11 +459,11 @@ class TransactionTable:
     def _remembered(self, now_ms: int, table: AppTransactions, before: int, given_before: int) -> bool:
         """Count what the young generations of an app have grown by; this may make older ids forgotten."""
         after = len(table.settled.young)
-        self._young += after - before + (APP_AS_IDS if after and not before else 0)
+        self.young += after - before + (APP_AS_IDS if after and not before else 0)
         if (given := len(table.given.young)) != given_before:
             self.given.settled(given - given_before, first_of_app=not given_before)
             self.forget_given(now_ms)
-        if self._young < self.settings.settled_generation:
+        if self.young < self.settings.settled_generation:
             return False
         self._turn()
         return True
@@ -481,7 +481,7 @@ class TransactionTable:
             table.settled.turn()
             table.open_by_topic = {topic: n for topic, n in table.open_by_topic.items() if n}
         self._drop_idle()
-        self._young = 0
+        self.young = 0
 
     def _drop_idle(self) -> None:
         # An empty table is equivalent to a missing one, so a reader may keep its reference for longer. But no
@@ -511,7 +511,7 @@ class TransactionTable:
             for tx_id, decided in table.decided.items():
                 self.across.add(app, tx_id, decided)
         young = [len(table.settled.young) for table in self.apps.values() if table.settled.young]
-        self._young = sum(young) + APP_AS_IDS * len(young)
+        self.young = sum(young) + APP_AS_IDS * len(young)
         tables = [table.given for table in self.apps.values()]
         self.given.young = sum(len(t.young) + APP_AS_GIVEN_IDS for t in tables if t.young)
         self.given.old = sum(len(t.old) + APP_AS_GIVEN_IDS for t in tables if t.old)

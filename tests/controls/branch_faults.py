@@ -122,7 +122,7 @@ def homes_of_one_index(patch: pytest.MonkeyPatch) -> None:
 def _when_equally_long(
     clients: AcrossWorkload, homes: Sequence[int], starts: Sequence[Callable[[], None]], tries: int = 100
 ) -> None:
-    leaders = [clients._leader(gid) for gid in homes]
+    leaders = [clients.leader(gid) for gid in homes]
     lengths = [leader.replica.journal.last_index for leader in leaders if leader is not None]
     if tries == 0 or (len(lengths) == len(homes) and len(set(lengths)) == 1):
         for start in starts:

@@ -5,11 +5,13 @@ The first two are found by the searches beside readers, the others by operators 
 
 from __future__ import annotations
 
+from array import array
 from typing import Any
 
 import pytest
 
 from escrowmq.replication.calling.finding_answers import FoundRows
+from escrowmq.replication.format import find_rows, find_table
 from escrowmq.replication.format.find_rows import IN_HEADER
 from escrowmq.replication.format.internal_topics import RETRY
 from escrowmq.replication.format.share_ops import DROPPED
@@ -145,3 +147,50 @@ def trace_overlooks_dead_letters(patch: pytest.MonkeyPatch) -> None:
         return readable(self, topic, *args) if topic.startswith(RETRY) else ([], True)
 
     patch.setattr(ShareTraces, "_readable", none)
+
+
+# ------------------------------------------------------------------ what only a search against a scan finds
+# In tests/replication/host/test_finding.py: small blocks, whose files outlive what was searched with them.
+
+
+def no_checksum(patch: pytest.MonkeyPatch) -> None:
+    """A damaged page of a file is read as it is."""
+    patch.setattr(find_table, "decode_page", lambda page, told: array("Q", page[: len(page) // 8 * 8]))
+
+
+def one_page_of_a_hash(patch: pytest.MonkeyPatch) -> None:
+    """A search looks at the first page only that may have a hash."""
+    pages = find_table.Head.pages_with
+    patch.setattr(find_table.Head, "pages_with", lambda head, low: list(pages(head, low))[:1])
+
+
+def the_first_of_several_keys(patch: pytest.MonkeyPatch) -> None:
+    """A search knows the first business key of a message only."""
+    keys = find_rows.keys_of
+    patch.setattr(find_rows, "keys_of", lambda header: keys(header)[:1])
+
+
+def an_answer_ends_too_late(patch: pytest.MonkeyPatch) -> None:
+    """An answer says that it has looked at one message more than it has."""
+    find = Finder.find
+
+    def one_more(self: Finder, *arguments: Any) -> Any:
+        found = find(self, *arguments)
+        return type(found)(
+            found.code, found.end, found.reached + 1, found.offsets, found.times_ms, found.rows
+        )
+
+    patch.setattr(Finder, "find", one_more)
+
+
+def hashes_are_equal(patch: pytest.MonkeyPatch) -> None:
+    """Of all keys, whatever their kind. Searches must tell them apart, so this breaks nothing by itself."""
+    for module in (find_table, find_rows):
+        patch.setattr(module, "crc32c", lambda kind, needle: 7)
+        patch.setattr(module, "crc32", lambda needle, kind: 7)
+
+
+def a_hash_is_an_answer(patch: pytest.MonkeyPatch) -> None:
+    """A search takes whatever has the hash for what it looks for."""
+    hashes_are_equal(patch)
+    patch.setattr(finding, "is_sought", lambda *arguments: True)

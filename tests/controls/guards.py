@@ -123,12 +123,12 @@ def held_term(patch: pytest.MonkeyPatch) -> None:
     release = FollowerGuard.release
 
     def of_every_term(self: FollowerGuard, term: int, commit_index: int) -> list[tuple[str, RaftMessage]]:
-        held, kept, out = self._held, {}, []
+        held, kept, out = self.held, {}, []
         for peer, ack in held.items():
-            self._held = {peer: ack}
+            self.held = {peer: ack}
             out += release(self, ack["term"], commit_index)
-            kept.update(self._held)
-        self._held = kept
+            kept.update(self.held)
+        self.held = kept
         return out
 
     patch.setattr(FollowerGuard, "release", of_every_term)

@@ -121,8 +121,8 @@ def inquire_from_state(patch: pytest.MonkeyPatch) -> None:
     submit = Replica.submit
 
     def at_once(self: Replica, request: bytes, ops: Sequence[Op], done: Callable[[Reply], None]) -> None:
-        assert self._raft is not None
-        if self._raft.ready and all(op.type == OpType.INQUIRE for op in ops):
+        assert self.raft is not None
+        if self.raft.ready and all(op.type == OpType.INQUIRE for op in ops):
             done(("ok", [standings(self.state.transactions, op.meta) for op in ops]))
         else:
             submit(self, request, ops, done)

@@ -137,7 +137,7 @@ def tail_ignored_at_start(patch: pytest.MonkeyPatch) -> None:
         begin(self, *args, **named)  # type: ignore[arg-type]
         applied: Sequence[Members] = self._journal.members.since(self.applied_index)[:1]
         self._circle.follow(applied)
-        self._core.follow(self._circle.voters, {*self._known_peers.known, *self._circle.peers})
+        self._core.follow(self._circle.voters, {*self.known_peers.known, *self._circle.peers})
 
     patch.setattr(RaftNode, "__init__", ignorant)
 

@@ -15,7 +15,7 @@ from escrowmq.replication.format.wire import RaftMessage
 from escrowmq.replication.host.restoring import Restoring
 from escrowmq.replication.log.datadir import LEARNER
 from escrowmq.replication.log.datadir import LOST as LOST_DISK
-from escrowmq.replication.log.vote import VoteFile, _Record
+from escrowmq.replication.log.vote import Record, VoteFile
 from escrowmq.replication.raft import node as raft
 from escrowmq.replication.raft.elections import PreVote
 from escrowmq.replication.raft.node import RaftNode
@@ -129,7 +129,7 @@ def vote_forgotten_at_restart(patch: pytest.MonkeyPatch) -> None:
 
     def forgetful(self: VoteFile, *args: object, **named: object) -> None:
         opened(self, *args, **named)  # type: ignore[arg-type]
-        self._record = _Record(self._record.sequence, self._record.term, None)
+        self._record = Record(self._record.sequence, self._record.term, None)
 
     patch.setattr(VoteFile, "__init__", forgetful)
 

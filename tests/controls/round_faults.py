@@ -1,26 +1,27 @@
 """Planted faults in what share groups rely on when leaders change, or clocks.
 
-The other parts of the rule of confirmed rounds (the last round's answer, a broken link, a learner) are taken
-away in tests/replication/replica/test_confirmed_rounds.py: random schedules hardly ever show these.
+The other parts of the rule of confirmed rounds (``Replicator.leads_since``) are taken away in
+tests/replication/replica/test_confirmed_rounds.py: random schedules hardly ever show these.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from escrowmq.replication.format import share_ops
+from escrowmq.replication.format.wire import RaftMessage
 from escrowmq.replication.model import ResultCode
+from escrowmq.replication.raft.replicator import LeadCheck, Replicator
 from escrowmq.replication.replica.entry_writing import EntryWriter, Submission
-from escrowmq.replication.replica.lease_dispatcher import ReadIndex
+from escrowmq.replication.replica.lease_dispatcher import AcquireRequest, LeaseDispatcher, ReadIndex
 from escrowmq.replication.replica.replica import Replica
 from escrowmq.replication.replica.share_admission import ShareAdmission, ranges_of
 from escrowmq.replication.state.topics import Partition
 from tests.controls.planting import plant
 from tests.controls.share_faults import shared
-from tests.support import confirmed_rounds
 
 #: What a message that failed, and comes back although it also stays, is reported as.
 TWICE = ("acked-again", "retried-twice", "over-attempts")
@@ -28,10 +29,71 @@ RANGES_FEW = 2
 LATER_MS = 100
 
 
+def an_answer_of_an_earlier_round(patch: pytest.MonkeyPatch) -> None:
+    """Whatever a voter has answered in this leadership counts for every round."""
+
+    def believes(self: Replicator, check: LeadCheck) -> bool:
+        return all(self.progress[peer].heard_seq > 0 for peer in self._circle.voters)
+
+    patch.setattr(Replicator, "leads_since", believes)
+
+
+def a_link_that_is_up_again(patch: pytest.MonkeyPatch) -> None:
+    """What was lost with a link counts as answered when there is another one."""
+    connected = Replicator.connected
+
+    def trust(self: Replicator, peer: str) -> None:
+        connected(self, peer)
+        if peer in self.progress:
+            self.progress[peer].heard_seq = self._seq
+
+    patch.setattr(Replicator, "connected", trust)
+
+
+def an_answer_of_a_learner(patch: pytest.MonkeyPatch) -> None:
+    """A replica that has lost its disk, and with it the later term, counts as a voter."""
+    answered = Replicator.answered
+
+    def count(self: Replicator, peer: str, message: RaftMessage) -> None:
+        answered(self, peer, message)
+        if peer in self.progress and message["term"] == self._core.term:
+            self.progress[peer].heard_seq = max(self.progress[peer].heard_seq, message["seq"])
+
+    patch.setattr(Replicator, "answered", count)
+
+
+class Eager:
+    """A node that is ready as soon as it leads."""
+
+    def __init__(self, raft: Any) -> None:
+        self._raft, self.check_lead, self.leads_since = raft, raft.check_lead, raft.leads_since
+
+    @property
+    def ready(self) -> bool:
+        return bool(self._raft.is_leader)
+
+
 @plant("hands-out-before-it-is-ready", "acked-again", "double-lease", conditions=shared, start=17)
 def hands_out_before_it_is_ready(patch: pytest.MonkeyPatch) -> None:
     """A new leader hands out before it has applied what its predecessors have committed."""
-    confirmed_rounds.a_leader_that_is_not_ready(patch)
+    attach, acquire = LeaseDispatcher.attach, LeaseDispatcher.acquire
+    times: dict[LeaseDispatcher, int] = {}
+
+    def eager(self: LeaseDispatcher, raft: Any) -> None:
+        attach(self, raft)
+        self._raft = cast(Any, Eager(raft))
+
+    def note(self: LeaseDispatcher, ask: AcquireRequest, now_ms: int) -> None:
+        times[self] = now_ms
+        acquire(self, ask, now_ms)
+
+    def serve(self: LeaseDispatcher) -> None:
+        if self._raft is not None and self._raft.ready and self in times:
+            self.step(times[self])
+
+    patch.setattr(LeaseDispatcher, "attach", eager)
+    patch.setattr(LeaseDispatcher, "acquire", note)
+    patch.setattr(LeaseDispatcher, "resign", serve)
 
 
 @plant("reads-unconfirmed", "stale-read", often={"pause": 150}, start=2)

@@ -94,7 +94,7 @@ def _damage(sim: Simulation, victim: SimReplica, index: int) -> None:
     victim.disk.flip(segment.name, opened.positions[index + 1 - segment.first] - 1)
     victim.flipped = True
     sim.happened(f"entry {index} of {victim.name} is damaged, where another replica holds another one")
-    for at in [at for at in journal._cache._entries if at <= index]:
-        journal._cache._forget(at)
+    for at in [at for at in journal.cache.entries if at <= index]:
+        journal.cache._forget(at)
     victim.guarded(lambda: scrub(victim))
     victim.kick()

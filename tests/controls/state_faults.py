@@ -351,8 +351,8 @@ def requests_without_bound(patch: pytest.MonkeyPatch) -> None:
     """A leader accepts every request, however many are waiting."""
 
     def anything(self: Admission, submission: Submission) -> bool:
-        self._queue.append(submission)
-        self._queued_bytes += submission.size
+        self.queue.append(submission)
+        self.queued_bytes += submission.size
         self._duty.due = AT_ONCE
         return True
 

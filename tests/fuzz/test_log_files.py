@@ -186,9 +186,9 @@ def test_a_sidecar_comes_back_as_it_was(positions: list[int], terms: set[int]) -
 
 @drawn(st.integers(0, (1 << 64) - 1), st.none() | st.text(min_size=1, max_size=25))
 def test_a_vote_comes_back_as_it_was(term: int, name: str | None) -> None:
-    record = vote._Record(5, term, name)
+    record = vote.Record(5, term, name)
     if "\0" not in (name or ""):
-        assert vote._decode(vote._encode(record)) == record
+        assert vote.decode(vote.encode(record)) == record
 
 
 def test_a_vote_that_is_no_text_counts_as_a_damaged_slot() -> None:
@@ -196,10 +196,10 @@ def test_a_vote_that_is_no_text_counts_as_a_damaged_slot() -> None:
     good = FILES["vote"]
     at = vote.SLOT_POSITIONS[1]
     bad = mend_vote(good[: at + 24] + b"\x80" + good[at + 25 :])
-    assert vote._decode(bad[at : at + vote._SLOT.size]) is None
+    assert vote.decode(bad[at : at + vote.SLOT.size]) is None
     assert vote.VoteFile(disk_with(vote.NAME, bad)).voted_for == "r1"
-    same_number = vote._encode(vote._Record(3, 3, None)).ljust(at, b"\0")
-    voted(same_number + vote._encode(vote._Record(3, 3, "r1")).ljust(at, b"\0"))
+    same_number = vote.encode(vote.Record(3, 3, None)).ljust(at, b"\0")
+    voted(same_number + vote.encode(vote.Record(3, 3, "r1")).ljust(at, b"\0"))
 
 
 def test_the_corpus_is_what_replicas_write() -> None:

@@ -26,6 +26,15 @@ def trio(tmp_path: Path) -> Iterator[BrokerGroup]:
 
 
 @pytest.fixture
+def group(tmp_path: Path) -> Iterator[BrokerGroup]:
+    """Three running replicas, with a message."""
+    with BrokerGroup(tmp_path) as group:
+        group.topic()
+        group.publish("before")
+        yield group
+
+
+@pytest.fixture
 def setup(tmp_path: Path) -> ReplicaSetup:
     """A group of one, whose directory holds segments, snapshots and run files of an earlier run."""
     setup = ReplicaSetup(

@@ -27,9 +27,9 @@ def play(text: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def difference(name: str, *, rewrite: bool = False) -> str:
+def difference(name: str, *, rewrite: bool = False, folder: Path = FOLDER) -> str:
     """Where scenario ``name`` says something else than its file; "": nowhere. ``rewrite``: write it down."""
-    path = FOLDER / f"{name}.txt"
+    path = folder / f"{name}.txt"
     text = path.read_text()
     now = play(text)
     if rewrite and now != text:

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from escrowmq.replication.raft.membership_changes import MembershipChanges
-from escrowmq.replication.raft.pysync import Core
-from escrowmq.replication.raft.rejoin import Rejoin
 from tests.controls.catalogue import PLANTED
 from tests.controls.guards import GUARDS
+from tests.controls.planting import Install
+from tests.controls.told_faults import (
+    changes_before_its_own_term,
+    counts_on_who_is_silent,
+    ignores_later_terms,
+)
 from tests.scenarios import runner
 from tests.scenarios.commands import Scene
 from tests.scenarios.runner import NAMES, REWRITE, difference
-
-Fault = Callable[[pytest.MonkeyPatch], None]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -32,34 +32,8 @@ def test_a_scenario_says_what_its_file_says(name: str, pytestconfig: pytest.Conf
     )
 
 
-def counts_on_who_is_silent(patch: pytest.MonkeyPatch) -> None:
-    """A voter counts for a removal by what it stored before it fell silent."""
-    patch.setattr(Core, "answers", lambda self, peer: True)
-
-
-def changes_before_its_own_term(patch: pytest.MonkeyPatch) -> None:
-    """A leader changes members before an entry of its own term is applied: the defect of the first rules in
-    the Raft thesis, as its author found it in 2015."""
-    patch.setattr(MembershipChanges, "own_term_applied", lambda self: True)
-
-
-def ignores_later_terms(patch: pytest.MonkeyPatch) -> None:
-    """A replica that lost its disk counts again although another one is in a later term than its leader."""
-    complete = Rejoin._complete
-
-    def answers_of_one_term(self: Rejoin) -> bool:
-        target = self._target
-        if target is None or not self._target_is_current():
-            return False
-        for peer, answer in self._answers.items():
-            self._answers[peer] = answer._replace(term=min(answer.term, target[1]))
-        return complete(self)
-
-    patch.setattr(Rejoin, "_complete", answers_of_one_term)
-
-
 #: A fault, the scenario that it must fail, and what is said there then.
-FAULTS: list[tuple[str | Fault, str, str]] = [
+FAULTS: list[tuple[str | Install, str, str]] = [
     ("vote-for-a-shorter-log", "older_log_loses", "r2 leads in term 2"),
     ("votes-counted-per-delivery", "split_vote", "r0: leader +term 1"),
     ("vote-forgotten-at-restart", "vote_survives_power_cut", "r1: follower +term 9 +voted r2"),
@@ -89,20 +63,19 @@ FAULTS: list[tuple[str | Fault, str, str]] = [
     FAULTS,
     ids=lambda it: it if isinstance(it, str) else getattr(it, "__name__", ""),
 )
-def test_a_fault_is_heard(fault: str | Fault, name: str, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_is_heard(
+    fault: str | Install, name: str, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (PLANTED[fault].install if isinstance(fault, str) else fault)(monkeypatch)
     said = [line for line in difference(name).splitlines() if line.startswith("+")]
     assert any(re.search(says, line) for line in said), "\n".join(said) or "it says what it always says"
 
 
-def test_what_is_expected_is_rewritten_and_remarks_stay(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(runner, "FOLDER", tmp_path)
+def test_what_is_expected_is_rewritten_and_remarks_stay(tmp_path: Path) -> None:
     file = tmp_path / "one.txt"
     file.write_text("# Nobody else.\n1 replica\nelect r0\n    r0 loses\n\nshow values\n")
-    assert "-    r0 loses\n+    r0 leads in term 1" in difference("one")
-    assert difference("one", rewrite=True) == "" == difference("one")
+    assert "-    r0 loses\n+    r0 leads in term 1" in difference("one", folder=tmp_path)
+    assert difference("one", rewrite=True, folder=tmp_path) == "" == difference("one", folder=tmp_path)
     assert (
         file.read_text()
         == "# Nobody else.\n1 replica\nelect r0\n    r0 leads in term 1\n\nshow values\n    r0:\n"

@@ -20,6 +20,7 @@ from escrowmq.replication.host.repair import Manifest
 from escrowmq.replication.host.replica_process import ReplicaProcess
 from escrowmq.replication.host.replica_setup import ReplicaSetup
 from escrowmq.replication.log.datadir import Identity
+from tests.support.failing_disk import FailingDisks
 from tests.support.reading import at, everything, named
 from tests.support.requests import TOPIC, Submitting
 from tests.support.running_group import RunningGroup
@@ -42,8 +43,8 @@ class Member:
             raise self.host.unavailable()
         return self._parts
 
-    def open(self) -> None:
-        self._parts = Parts(self.host.open(10.0))
+    def open(self, patience_s: float = 10.0) -> None:
+        self._parts = Parts(self.host.open(patience_s))
         if self._branch_work is not None:
             self.branch_work = self._branch_work(self._parts)
 
@@ -73,6 +74,10 @@ class BrokerGroup(RunningGroup[Member], Submitting):
         super().__init__(path, replicas)
         self.config, self.gid, self.groups = config or BrokerConfig(), gid, groups
         self.ended: dict[int, BaseException] = {}
+        #: The disks of all replicas.
+        self.disks = FailingDisks()
+        self.clock_ahead_s = 0.0  # of the wall clocks
+        self.patience_s = 10.0  # of a replica that opens, with each thing that peers must answer
         #: For a group that is one of several: how its brokers reach the others.
         self.branch_work: Callable[[Parts], BranchWork] | None = None
         #: Replicas that count as ones with older software: they do not tell their format level.
@@ -104,6 +109,8 @@ class BrokerGroup(RunningGroup[Member], Submitting):
             told=self.seated,
             ask_members=lambda: self.seated,
             fatal=lambda error: self.ended.__setitem__(rid, error),
+            disk=self.disks,
+            wall_clock=lambda: time.time() + self.clock_ahead_s,
         )
 
     def create(self, rid: int) -> Member:
@@ -111,7 +118,7 @@ class BrokerGroup(RunningGroup[Member], Submitting):
         return member
 
     def run(self, replica: Member) -> None:
-        replica.open()
+        replica.open(self.patience_s)
 
     # ------------------------------------------------------------ what its members ask of it
 

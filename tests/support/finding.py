@@ -9,22 +9,18 @@ from __future__ import annotations
 import random
 from typing import Any
 
-import pytest
-
 from escrowmq import Message
 from escrowmq.cluster.testing.memory_disk import MemoryDisk
 from escrowmq.replication.errors import DiskFull
-from escrowmq.replication.format import find_rows, find_table
 from escrowmq.replication.format.codec import decode_rows
 from escrowmq.replication.format.find_rows import IN_HEADER
 from escrowmq.replication.format.find_table import BUSINESS_KEY, KEY, TX_ID
-from escrowmq.replication.host import finding
 from escrowmq.replication.host.finding import Finder, FindFiles, Sought
 from escrowmq.replication.host.reads import Reads
 from escrowmq.replication.message_headers import keys_of
 from escrowmq.testing import InMemoryCluster
 
-BLOCK, PAGE = 16, 4
+BLOCK = 16
 TOPIC = "t"
 
 
@@ -61,6 +57,7 @@ class SearchWorld:
             share=1.0,
             name="find",
             own_thread=False,
+            block_offsets=BLOCK,
         )
 
     def send(self, count: int) -> None:
@@ -96,12 +93,12 @@ class SearchWorld:
         """A file is cut, emptied or has a flipped bit, as after a crash or on a bad disk."""
         names = self.disk.names()
         if names:
-            data = self.disk._files[self.rng.choice(names)].data
-            at = self.rng.randrange(len(data)) if data else 0
-            if data and self.rng.random() < 0.7:
-                data[at] ^= 1 << self.rng.randrange(8)
+            file = self.disk.open(self.rng.choice(names))
+            at = self.rng.randrange(file.size()) if file.size() else 0
+            if file.size() and self.rng.random() < 0.7:
+                file.write_at(at, bytes([file.read(at, 1)[0] ^ 1 << self.rng.randrange(8)]))
             else:
-                del data[at:]
+                file.truncate(at)
 
     def bounds(self) -> tuple[int, int]:
         """``(start, end)`` of the partition."""
@@ -177,10 +174,3 @@ class SearchWorld:
                     offsets.append(offset)
             at = base + count
         return offsets
-
-
-def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks and pages so small that a few hundred messages fill many."""
-    monkeypatch.setattr(finding, "BLOCK_OFFSETS", BLOCK)
-    monkeypatch.setattr(find_rows, "BLOCK_OFFSETS", BLOCK)
-    monkeypatch.setattr(find_table, "PAGE_ENTRIES", PAGE)

@@ -45,7 +45,7 @@ def mend_sidecar(data: bytes) -> bytes:
 def mend_vote(data: bytes) -> bytes:
     raw = bytearray(data)
     for at in vote.SLOT_POSITIONS:
-        end = at + vote._SLOT.size
+        end = at + vote.SLOT.size
         if len(raw) >= end:
             raw[end - 4 : end] = value(bytes(raw[at : end - 4])).to_bytes(4, "little")
     return bytes(raw)

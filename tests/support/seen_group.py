@@ -63,7 +63,7 @@ class SeenReplica:
             term=0, is_leader=False, ready=False, rejoining=False, commit_index=1, applied_index=1
         )
         self.node.members = BEGINNING
-        self.node.replicator = SimpleNamespace(_progress={})
+        self.node.replicator = SimpleNamespace(progress={})
 
 
 class SeenGroup:
@@ -89,7 +89,7 @@ class SeenGroup:
         leader.node.is_leader = leader.node.ready = True
         leader.node.term = term
         peers = [r.name for r in self.replicas if r is not leader]
-        leader.node.replicator._progress = {name: SimpleNamespace(match=0) for name in peers}
+        leader.node.replicator.progress = {name: SimpleNamespace(match=0) for name in peers}
         self.checker.look(leader)
 
     def replicate(self, term: int, *replicas: SeenReplica) -> None:

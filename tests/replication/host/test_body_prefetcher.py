@@ -42,11 +42,14 @@ class World:
         self.leads, self.reader = True, "replica"
         self.reads: list[tuple[str, int]] = []
         self.broken: set[int] = set()
+        self.defect = False  # in the thread that reads ahead
 
         def made(state: Any, journal: Any) -> BodyPrefetcher:
             read = journal.read_range
 
             def read_range(index: int, pos: int, size: int) -> bytes:
+                if self.defect and threading.current_thread() is not threading.main_thread():
+                    raise RuntimeError("a defect")
                 if index < journal.segment_start(journal.last_index):
                     self.reads.append((self.reader, index))
                 if index in self.broken:
@@ -311,16 +314,14 @@ def test_brokers_read_old_messages_in_another_thread(tmp_path: Path, monkeypatch
 
 
 def test_if_the_thread_fails_the_replica_reads_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fails(self: BodyPrefetcher, segment: int) -> float:
-        raise RuntimeError("a defect")
-
     world = World(tmp_path)
     at = world.single.now_ms + FAR_MS
     world.single.submit(scheduled([at]))
     world.fill()
-    monkeypatch.setattr(BodyPrefetcher, "_read_ahead", fails)
+    world.defect = True
+    world.pass_to(at - 10)
     world.ahead.start()
     wait_until(lambda: world.ahead.has(1, 1), what="it has given up")
     assert world.ahead.stop() and "read in the replica's thread" in caplog.text

@@ -21,18 +21,35 @@ from escrowmq.replication.errors import (
     Unavailable,
 )
 from escrowmq.replication.format import ops
-from escrowmq.replication.host import replica_process
 from escrowmq.replication.host.repair import NoPeers
 from escrowmq.replication.host.replica_process import ReplicaProcess, open_replica
 from escrowmq.replication.host.replica_setup import ReplicaSetup
-from escrowmq.replication.host.running_replica import NOT_RUNNING
-from escrowmq.replication.log.disk import RealDisk
-from escrowmq.replication.replica.checkpoints import Checkpoints
+from escrowmq.replication.host.running_replica import NOT_RUNNING, RunningReplica
+from tests.support.failing_disk import FailingDisks, Touched, failing
 from tests.support.one_replica import nothing_left, opens_and_has_everything, running
 from tests.support.requests import message
 from tests.support.waiting import wait_until
 
-Patch = pytest.MonkeyPatch
+
+class Slow:
+    """An operation of the disk that takes until ``goes_on``."""
+
+    def __init__(self) -> None:
+        self.reached, self.goes_on = threading.Event(), threading.Event()
+
+    def __call__(self, touched: Touched) -> None:
+        self.reached.set()
+        assert self.goes_on.wait(20.0)
+
+
+@pytest.fixture
+def disks() -> FailingDisks:
+    return FailingDisks()
+
+
+@pytest.fixture
+def slow() -> Slow:
+    return Slow()
 
 
 class Silent(NoPeers):
@@ -75,19 +92,11 @@ def test_closing_breaks_an_opening_off(tmp_path: Path, setup: ReplicaSetup) -> N
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_an_opening_that_cannot_be_broken_off_is_undone_at_its_end(
-    setup: ReplicaSetup, monkeypatch: Patch, fails: bool
+    setup: ReplicaSetup, disks: FailingDisks, slow: Slow, fails: bool
 ) -> None:
-    recover, reached, goes_on = Checkpoints.recover, threading.Event(), threading.Event()
-
-    def slow(self: Checkpoints, factory: Any, **more: Any) -> Any:
-        reached.set()
-        assert goes_on.wait(20.0)
-        if fails:
-            raise DiskFailed("as it happens")
-        return recover(self, factory, **more)
-
-    monkeypatch.setattr(Checkpoints, "recover", slow)
-    monkeypatch.setattr(replica_process, "BREAK_OFF_S", 0.1)
+    disks.before("open", slow, "*.snap")
+    if fails:
+        disks.before("open", failing(DiskFailed("as it happens")), "*.snap")
     ended: list[type] = []
 
     def attempt(host: ReplicaProcess) -> None:
@@ -97,17 +106,16 @@ def test_an_opening_that_cannot_be_broken_off_is_undone_at_its_end(
             ended.append(type(error))
 
     with nothing_left(after_a_run=not fails):
-        host = ReplicaProcess(setup)
+        host = ReplicaProcess(replace(setup, disk=disks))
         thread = threading.Thread(target=attempt, args=(host,))
         thread.start()
-        assert reached.wait(10.0)
-        host.close()  # does not wait for ever
+        assert slow.reached.wait(10.0)
+        host.close(0.1)  # does not wait for ever
         with pytest.raises(DataDirLocked):  # the opening still works in there
             ReplicaProcess(setup)
-        goes_on.set()
+        slow.goes_on.set()
         thread.join(10.0)
         assert ended == [DiskFailed if fails else Closed]
-    monkeypatch.undo()
     opens_and_has_everything(setup)
 
 
@@ -133,7 +141,7 @@ def test_a_closed_replica_answers_as_a_follower_or_says_come_back(setup: Replica
         parked: list[Any] = []
         thread = threading.Thread(target=lambda: parked.extend(parts.reads.fetch([("t", 0, 20)], 1000, 60.0)))
         thread.start()
-        wait_until(lambda: replica.news._parked, what="a parked fetch")
+        wait_until(lambda: replica.news.parked, what="a parked fetch")
     thread.join(10.0)
     assert parked and not parked[0][5], "closing woke it"
     assert replica.whoami() == (False, None, 0)
@@ -161,50 +169,43 @@ def test_a_closed_replica_answers_as_a_follower_or_says_come_back(setup: Replica
     assert parts.inspection.status().role == "starting"
 
 
+def write_until(reached: threading.Event, replica: RunningReplica) -> None:
+    submit, number = Parts(replica).requests.submit, 0
+    while not reached.is_set():
+        submit(message("t", 0, [b"x" * 10_000], seq=number))
+        number += 1
+
+
 def test_a_checkpoint_under_way_ends_before_the_directory_is_free(
-    setup: ReplicaSetup, monkeypatch: Patch
+    setup: ReplicaSetup, disks: FailingDisks, slow: Slow
 ) -> None:
     """Otherwise it would write into a directory that another process has opened by then."""
-    write, reached, goes_on = RealDisk.write_atomic, threading.Event(), threading.Event()
-
-    def slow(self: RealDisk, name: str, parts: Any) -> None:
-        if name.endswith(".snap"):
-            reached.set()
-            assert goes_on.wait(20.0)
-        write(self, name, parts)
-
-    with running(setup) as replica:
-        monkeypatch.setattr(RealDisk, "write_atomic", slow)
-        submit, number = Parts(replica).requests.submit, 0
-        while not reached.is_set():
-            submit(message("t", 0, [b"x" * 10_000], seq=number))
-            number += 1
+    disks.before("write_atomic", slow, "*.snap")
+    with running(replace(setup, disk=disks)) as replica:
+        write_until(slow.reached, replica)
         closing = threading.Thread(target=replica.close)
         closing.start()
         closing.join(0.5)
         assert closing.is_alive()
         with pytest.raises(DataDirLocked):
             ReplicaProcess(setup)
-        goes_on.set()
+        slow.goes_on.set()
         closing.join(10.0)
-    monkeypatch.undo()
     open_replica(setup).close()
 
 
-def test_a_replica_that_does_not_stop_keeps_its_directory(setup: ReplicaSetup, monkeypatch: Patch) -> None:
+def test_a_replica_that_does_not_stop_keeps_its_directory(
+    setup: ReplicaSetup, disks: FailingDisks, slow: Slow
+) -> None:
     told: list[str] = []
-    monkeypatch.setattr("escrowmq.replication.host.running_replica.CHECKPOINT_WAIT_S", 0.1)
-    host = ReplicaProcess(replace(setup, report=told.append))
-    replica = host.open()
-    goes_on = threading.Event()
-    stuck = replica.checkpointing._thread = threading.Thread(target=goes_on.wait, args=(20.0,))
-    stuck.start()
+    disks.before("write_atomic", slow, "*.snap")
+    host = ReplicaProcess(replace(setup, disk=disks, report=told.append))
+    write_until(slow.reached, host.open())
     for attempt in (1, 2):  # a broker may be told to stop twice
-        host.close()
+        host.close(0.1)
         assert len(told) == attempt and "stays locked" in told[-1]
         with pytest.raises(DataDirLocked):
             ReplicaProcess(setup)
-    goes_on.set()
-    stuck.join()
+    slow.goes_on.set()
     host.close()  # now it can
-    opens_and_has_everything(setup)
+    open_replica(setup).close()

@@ -5,19 +5,16 @@ Each of these tests was once a failing schedule of the simulator.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from escrowmq.actors.broker.config import BrokerConfig
 from escrowmq.replication.errors import CorruptLog
-from escrowmq.replication.format.segment_format import log_name
 from escrowmq.replication.host import restoring
 from escrowmq.replication.host.repair import Manifest, NoPeers, copy_from_leader, offered_files
 from escrowmq.replication.host.running_replica import NOT_RUNNING
+from escrowmq.replication.host.snapshot_source import SnapshotSource
 from escrowmq.replication.log.datadir import BEHIND, WANTS_COPY, Marks
 from escrowmq.replication.log.disk import Disk
 from escrowmq.replication.log.journal import SegmentJournal
@@ -26,7 +23,8 @@ from escrowmq.replication.log.vote import VoteFile
 from escrowmq.replication.replica.checkpoints import Checkpoints, snapshot_name
 from escrowmq.replication.state.machine import StateMachine
 from tests.support.broker_group import BrokerGroup, texts
-from tests.support.storage import NEWEST, command, sim_disk, take
+from tests.support.golden_files import SNAPSHOT
+from tests.support.storage import NEWEST, command, sim_disk, synced_log, take
 from tests.support.waiting import wait_until
 
 
@@ -132,13 +130,6 @@ def test_a_leader_of_an_earlier_term_is_the_last_choice() -> None:
 
 
 # ------------------------------------------------------------------ whole groups
-@pytest.fixture
-def trio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[BrokerGroup]:
-    monkeypatch.setattr(restoring, "BEHIND_PATIENCE_S", 0.5)
-    with BrokerGroup(tmp_path, BrokerConfig(segment_bytes=200_000, disk_reserve_bytes=0)) as trio:
-        yield trio
-
-
 def test_a_damaged_log_is_not_copied_and_its_owner_mends_it(trio: BrokerGroup) -> None:
     """The leader left for repair when it heard of the damage, and with it the only replica to copy from."""
     written, behind = trio.stop_a_full_follower()
@@ -157,19 +148,28 @@ def test_a_damaged_log_is_not_copied_and_its_owner_mends_it(trio: BrokerGroup) -
         assert texts(member, 100) == written
 
 
-def test_a_leader_offers_nothing_while_it_has_no_snapshot(
-    trio: BrokerGroup, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_leader_offers_nothing_while_it_has_no_snapshot() -> None:
     """Replicas of earlier software would take what is left, and could not start any more."""
-    offers, running = trio.leader().parts.offers, trio.leader().parts.running
-    assert offers.checkpoint_manifest()[0] == "ok"
-    later = SimpleNamespace(name=log_name(6), size=64)
-    monkeypatch.setattr(running.journal, "segments", lambda: [later])
-    monkeypatch.setattr(running.checkpoints, "indexes", [])
+    disk = sim_disk()
+    synced_log(disk, 50, segment_bytes=200)
+    journal = SegmentJournal(disk, segment_bytes=200)
+    running = SimpleNamespace(
+        closed=False,
+        rid=0,
+        setup=SimpleNamespace(report=print),
+        node=SimpleNamespace(is_leader=True, term=1, commit_index=50),
+        driver=SimpleNamespace(call=lambda read: read()),
+        journal=journal,
+        checkpoints=SimpleNamespace(indexes=[]),
+        disk=disk,
+    )
+    offers = SnapshotSource(cast(Any, running))
+    assert offers.checkpoint_manifest()[0] == "ok", "it has the whole log"
+    journal.drop_before(11)
+    journal.sync()
     assert offers.checkpoint_manifest() == NOT_RUNNING
-    monkeypatch.setattr(running.checkpoints, "indexes", [7])
-    monkeypatch.setattr(running.disk, "names", lambda: [snapshot_name(7)])
-    monkeypatch.setattr(running.disk, "open", lambda name: SimpleNamespace(size=lambda: 10))
+    disk.write_atomic(snapshot_name(20), [SNAPSHOT])
+    running.checkpoints.indexes = [20]
     assert offers.checkpoint_manifest()[0] == "ok"
 
 
@@ -181,6 +181,7 @@ def test_a_majority_that_is_only_behind_does_not_wait_for_a_leader_for_ever(trio
     trio.stop(leader)
     for rid in (first, second):
         (trio.path / f"r{rid}" / WANTS_COPY).write_text(BEHIND)
+    trio.patience_s = 0.5
     trio.start(leader, first, second)
     assert texts(trio.leader(), 100) == written
 

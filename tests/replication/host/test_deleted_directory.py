@@ -3,22 +3,12 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from escrowmq.replication.errors import DiskFailed
 from tests.support.broker_group import BrokerGroup
 from tests.support.waiting import wait_until
-
-
-@pytest.fixture
-def group(tmp_path: Path) -> Iterator[BrokerGroup]:
-    with BrokerGroup(tmp_path) as made:
-        made.topic()
-        made.publish("before")
-        yield made
 
 
 @pytest.mark.parametrize("what", ["directory", "log", "newest segment", "moved away"])
@@ -52,4 +42,4 @@ def test_a_replica_that_rolls_trims_and_cuts_misses_nothing(group: BrokerGroup) 
     for number in range(30):
         group.publish(str(number))
     leader = group.leader().parts.running
-    assert leader._missing_file() == "" and not group.ended
+    assert leader.missing_file() == "" and not group.ended

@@ -15,7 +15,6 @@ import pytest
 from escrowmq.replication.errors import ApplyFailed, Closed, DiskFull, FsyncFailed, Unavailable
 from escrowmq.replication.host.driver import INLINE_BYTES_MAX, QUICK_RUN, Driver
 from escrowmq.replication.log.journal import SegmentJournal
-from escrowmq.replication.log.syncjob import SyncJob
 from escrowmq.replication.net.handshake import PeerIdentity
 from escrowmq.replication.raft.node import PeerLink, RaftNode
 from tests.sim.environment.disk import SimDisk
@@ -23,11 +22,32 @@ from tests.support.raft_group import Outcome, RaftGroup
 from tests.support.waiting import wait_until
 
 
+class WatchedDisk(SimDisk):
+    """Notes which thread syncs, and which segments go; these wait for ``unlink``."""
+
+    def __init__(self, rng: random.Random) -> None:
+        super().__init__(rng)
+        self.threads, self.removed = list[str](), list[str]()
+        self.unlink = threading.Event()
+        self.unlink.set()
+
+    def step(self, kind: str) -> None:
+        if kind == "sync":
+            self.threads.append(threading.current_thread().name.partition("-")[0])
+        super().step(kind)
+
+    def remove(self, name: str) -> None:
+        if name.endswith(".log"):
+            self.unlink.wait(10.0)
+            self.removed.append(name)
+        super().remove(name)
+
+
 class Solo:
     """A group of one on a disk in memory, run by the real driver."""
 
-    def __init__(self, use_uvloop: bool = True, segment_bytes: int = 64 << 20) -> None:
-        self.disk = SimDisk(random.Random(0))
+    def __init__(self, use_uvloop: bool = True, segment_bytes: int = 64 << 20, listen_port: int = 0) -> None:
+        self.disk = WatchedDisk(random.Random(0))
         self.journal = SegmentJournal(self.disk, segment_bytes=segment_bytes)
         self.fatal: list[BaseException] = []
         self.applied: list[bytes] = []
@@ -39,7 +59,7 @@ class Solo:
             identity=PeerIdentity("c", 0, "r0"),
             peers=frozenset(),
             listen_host="127.0.0.1",
-            listen_port=0,
+            listen_port=listen_port,
             secret=b"s",
             resolve=lambda peer: None,
             fatal=self.fatal.append,
@@ -121,25 +141,16 @@ def ends_without_an_answer(solo: Solo) -> None:
     assert outcome.calls == 0
 
 
-def on_a_quick_disk(solo: Solo, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def on_a_quick_disk(solo: Solo) -> list[str]:
     """The thread of each sync from now on, when all syncs were quick so far."""
     for _ in range(QUICK_RUN):
         solo.driver.call(lambda: solo.driver.sync_choice.took(0.0, 0.0))
-    threads: list[str] = []
-    run = SyncJob.run
-
-    def noted(job: SyncJob) -> None:
-        threads.append(threading.current_thread().name.partition("-")[0])
-        run(job)
-
-    monkeypatch.setattr(SyncJob, "run", noted)
-    return threads
+    solo.disk.threads.clear()
+    return solo.disk.threads
 
 
-def test_small_commits_on_a_quick_disk_need_no_other_thread(
-    solo: Solo, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    threads = on_a_quick_disk(solo, monkeypatch)
+def test_small_commits_on_a_quick_disk_need_no_other_thread(solo: Solo) -> None:
+    threads = on_a_quick_disk(solo)
     assert solo.propose(b"\0small").wait() is True
     assert threads == ["raft"]
     assert solo.propose(b"\0" + bytes(INLINE_BYTES_MAX)).wait() is True
@@ -147,10 +158,8 @@ def test_small_commits_on_a_quick_disk_need_no_other_thread(
     assert solo.journal.durable_index == solo.journal.last_index
 
 
-def test_a_failed_sync_in_the_loop_is_fatal_as_in_the_other_thread(
-    solo: Solo, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    threads = on_a_quick_disk(solo, monkeypatch)
+def test_a_failed_sync_in_the_loop_is_fatal_as_in_the_other_thread(solo: Solo) -> None:
+    threads = on_a_quick_disk(solo)
     solo.disk.fail_next("sync")
     ends_without_an_answer(solo)
     assert threads == ["raft"]
@@ -162,21 +171,14 @@ def test_commits_do_not_wait_for_segments_to_be_unlinked(
 ) -> None:
     """Unlinking takes 27 ms for 64 MiB and 350 ms for 1 GiB on ext4, and retention drops many segments at
     once."""
-    solo, unlink, removed = Solo(segment_bytes=200), threading.Event(), list[str]()
+    solo = Solo(segment_bytes=200)
+    unlink, removed = solo.disk.unlink, solo.disk.removed
     if not beside:
         monkeypatch.setattr(Driver, "_begin_removal", lambda self: self._journal.sync())
     solo.start()
     for number in range(20):
         assert solo.propose(b"\0" + bytes(50) + b"%d" % number).wait() is True
-    remove = solo.disk.remove
-
-    def slowly(name: str) -> None:
-        if name.endswith(".log"):
-            unlink.wait(10.0)
-            removed.append(name)
-        remove(name)
-
-    monkeypatch.setattr(solo.disk, "remove", slowly)
+    unlink.clear()
     first = solo.driver.call(lambda: solo.journal.drop_before(12))
     assert first > 5, "several segments"
     timer = threading.Timer(0.3, unlink.set)
@@ -246,8 +248,7 @@ def test_an_address_that_is_taken_is_reported_at_start() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        member = Solo()
-        member.driver._listen = taken.getsockname()
+        member = Solo(listen_port=taken.getsockname()[1])
         with pytest.raises(Unavailable, match="in use"):
             member.driver.start()
         member.driver.stop()

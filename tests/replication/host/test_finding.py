@@ -5,10 +5,8 @@ from __future__ import annotations
 import random
 import threading
 import time
-from array import array
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
-from typing import Any
 
 import pytest
 
@@ -22,89 +20,47 @@ from escrowmq.replication.host.finding import SAVED_S, Finder, FindFiles, Sought
 from escrowmq.replication.host.reads import Reads
 from escrowmq.replication.model import NO_ID, ResultCode
 from escrowmq.testing import InMemoryCluster
-from tests.support.finding import BLOCK, TOPIC, SearchWorld, small_blocks
+from tests.controls import finding_faults
+from tests.support.finding import BLOCK, TOPIC, SearchWorld
 
 START = datetime(2026, 7, 1, tzinfo=UTC)
 
 
 @pytest.fixture
-def cluster() -> Iterator[InMemoryCluster]:
+def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So small that the few entries of a small block fill many."""
+    monkeypatch.setattr(find_table, "PAGE_ENTRIES", 4)
+
+
+@pytest.fixture
+def cluster(small_pages: None) -> Iterator[InMemoryCluster]:
     with InMemoryCluster(start=START) as made:
         yield made
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_a_search_finds_what_a_scan_finds(
-    cluster: InMemoryCluster, monkeypatch: pytest.MonkeyPatch, seed: int
-) -> None:
-    small_blocks(monkeypatch)
+def test_a_search_finds_what_a_scan_finds(cluster: InMemoryCluster, seed: int) -> None:
     rng = random.Random(seed)
     world = SearchWorld(cluster, rng, cache_bytes=rng.choice([1 << 20, 2_000, 0]))
     for _ in range(40):
         world.step()
 
 
-def no_checksum(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(find_table, "decode_page", lambda page, told: array("Q", page[: len(page) // 8 * 8]))
-
-
-def a_young_block_that_never_grows(patch: pytest.MonkeyPatch) -> None:
-    keep = Finder._keep
-    patch.setattr(Finder, "_keep", lambda self, key, young, whole: keep(self, key, young, whole=True))
-
-
-def files_of_another_slot(patch: pytest.MonkeyPatch) -> None:
-    put, candidates = FindFiles.put, FindFiles.candidates
-    patch.setattr(FindFiles, "put", lambda self, key, *rest: put(self, (0, key[1]), *rest))
-    patch.setattr(FindFiles, "candidates", lambda self, key, *rest: candidates(self, (0, key[1]), *rest))
-
-
-def one_page_of_a_hash(patch: pytest.MonkeyPatch) -> None:
-    pages = find_table.Head.pages_with
-    patch.setattr(find_table.Head, "pages_with", lambda head, low: list(pages(head, low))[:1])
-
-
-def the_first_of_several_keys(patch: pytest.MonkeyPatch) -> None:
-    keys = find_rows.keys_of
-    patch.setattr(find_rows, "keys_of", lambda header: keys(header)[:1])
-
-
-def an_answer_ends_too_late(patch: pytest.MonkeyPatch) -> None:
-    find = Finder.find
-
-    def one_more(self: Finder, *arguments: Any) -> Any:
-        found = find(self, *arguments)
-        return type(found)(
-            found.code, found.end, found.reached + 1, found.offsets, found.times_ms, found.rows
-        )
-
-    patch.setattr(Finder, "find", one_more)
-
-
-def a_hash_is_an_answer(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(find_table, "crc32c", lambda kind, needle: kind)
-    patch.setattr(find_rows, "crc32c", lambda kind, needle: kind)
-    patch.setattr(find_table, "crc32", lambda needle, kind: 0)
-    patch.setattr(find_rows, "crc32", lambda needle, kind: 0)
-    patch.setattr(finding, "is_sought", lambda *arguments: True)
-
-
 PLANTED = [
-    no_checksum,
-    a_young_block_that_never_grows,
-    files_of_another_slot,
-    one_page_of_a_hash,
-    the_first_of_several_keys,
-    an_answer_ends_too_late,
-    a_hash_is_an_answer,
+    finding_faults.block_kept_before_it_is_full,
+    finding_faults.find_files_of_any_partition,
+    finding_faults.no_checksum,
+    finding_faults.one_page_of_a_hash,
+    finding_faults.the_first_of_several_keys,
+    finding_faults.an_answer_ends_too_late,
+    finding_faults.a_hash_is_an_answer,
 ]
 
 
 @pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: plant.__name__)
 def test_planted_faults_are_found(
-    monkeypatch: pytest.MonkeyPatch, plant: Callable[[pytest.MonkeyPatch], None]
+    small_pages: None, monkeypatch: pytest.MonkeyPatch, plant: Callable[[pytest.MonkeyPatch], None]
 ) -> None:
-    small_blocks(monkeypatch)
     plant(monkeypatch)
     for seed in range(40):
         with InMemoryCluster(start=START) as cluster:
@@ -118,17 +74,13 @@ def test_planted_faults_are_found(
 
 
 def test_equal_hashes_are_told_apart(cluster: InMemoryCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    small_blocks(monkeypatch)
-    for module in (find_table, find_rows):
-        monkeypatch.setattr(module, "crc32c", lambda kind, needle: 7)
-        monkeypatch.setattr(module, "crc32", lambda needle, kind: 7)
+    finding_faults.hashes_are_equal(monkeypatch)
     world = SearchWorld(cluster, random.Random(1))
     for _ in range(30):
         world.step()
 
 
-def test_blocks_are_read_once_and_grow(cluster: InMemoryCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    small_blocks(monkeypatch)
+def test_blocks_are_read_once_and_grow(cluster: InMemoryCluster) -> None:
     world = SearchWorld(cluster, random.Random(1))
     world.send(5 * BLOCK)
     _, end = world.bounds()
@@ -146,8 +98,7 @@ def test_blocks_are_read_once_and_grow(cluster: InMemoryCluster, monkeypatch: py
     assert world.finder.built == 0  # the files are still there
 
 
-def test_what_searches_cost_is_counted(cluster: InMemoryCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    small_blocks(monkeypatch)
+def test_what_searches_cost_is_counted(cluster: InMemoryCluster) -> None:
     world = SearchWorld(cluster, random.Random(1))
     world.send(3 * BLOCK)
     _, end = world.bounds()
@@ -161,8 +112,7 @@ def test_what_searches_cost_is_counted(cluster: InMemoryCluster, monkeypatch: py
     assert world.finder.built == blocks
 
 
-def test_files_go_with_their_messages(cluster: InMemoryCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    small_blocks(monkeypatch)
+def test_files_go_with_their_messages(cluster: InMemoryCluster) -> None:
     world = SearchWorld(cluster, random.Random(1))
     world.send(5 * BLOCK)
     _, end = world.bounds()
@@ -176,22 +126,19 @@ def test_files_go_with_their_messages(cluster: InMemoryCluster, monkeypatch: pyt
     assert world.disk.names() == []
 
 
-def test_damaged_and_half_written_files_are_dropped_and_made_anew(
-    cluster: InMemoryCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    small_blocks(monkeypatch)
+def test_damaged_and_half_written_files_are_dropped_and_made_anew(cluster: InMemoryCluster) -> None:
     world = SearchWorld(cluster, random.Random(1))
     world.send(4 * BLOCK)
     until = world.bounds()[1] // BLOCK * BLOCK
     wanted = world.found(KEY, b"k1", 0, until, 1_000)
     (name, *_) = world.disk.names()
-    sound = bytes(world.disk._files[name].data)
+    sound = world.disk.read_all(name)
     for broken in (b"", sound[:10], sound[:-1], sound + b"x", b"EMQF" + b"\xff" * 60):
-        world.disk._files[name].data[:] = broken
+        world.disk.write_atomic(name, [broken])
         world.restart()
         assert world.found(KEY, b"k1", 0, until, 1_000) == wanted
         assert world.files.dropped == 1 and world.finder.built == 1
-        assert bytes(world.disk._files[name].data) == sound
+        assert world.disk.read_all(name) == sound
     world.disk.open("0-0.find.tmp", create=True).append([b"half"])
     world.disk.open("stranger", create=True)
     world.restart()
@@ -276,13 +223,11 @@ def threaded(world: SearchWorld, share: float = 1.0, clock: Callable[[], float] 
         share=share,
         name="find",
         clock=clock,
+        block_offsets=BLOCK,
     )
 
 
-def test_a_thread_reads_the_blocks_and_ends(
-    cluster: InMemoryCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    small_blocks(monkeypatch)
+def test_a_thread_reads_the_blocks_and_ends(cluster: InMemoryCluster) -> None:
     world = SearchWorld(cluster, random.Random(1))
     world.send(10 * BLOCK)
     _, end = world.bounds()
@@ -299,10 +244,7 @@ def test_a_thread_reads_the_blocks_and_ends(
     assert not any(thread.name == "find" for thread in set(threading.enumerate()) - before)
 
 
-def test_without_a_budget_an_answer_says_how_far_it_came(
-    cluster: InMemoryCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    small_blocks(monkeypatch)
+def test_without_a_budget_an_answer_says_how_far_it_came(cluster: InMemoryCluster) -> None:
     world = SearchWorld(cluster, random.Random(1))
     world.send(10 * BLOCK)
     finder = threaded(world, share=0.001)

@@ -72,15 +72,13 @@ def test_who_holds_group_0_back_is_reported() -> None:
         later=lambda fn: fn(),
         ask=lambda: found,
         report=told.append,
+        pauses_s=(0.01, 0.02),
     )
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(running_replica, "ASK_S", 0.01)
-        patch.setattr(running_replica, "ASK_S_MAX", 0.02)
-        watch.start()
-        wait_until(lambda: told, 10.0, "the report")
-        assert told[0].endswith("missing: replica 1 of group 1") and not raised
-        found[1, 1] = REACHED
-        wait_until(lambda: raised, 10.0, "the level")
+    watch.start()
+    wait_until(lambda: told, 10.0, "the report")
+    assert told[0].endswith("missing: replica 1 of group 1") and not raised
+    found[1, 1] = REACHED
+    wait_until(lambda: raised, 10.0, "the level")
     watch.stop()
 
 

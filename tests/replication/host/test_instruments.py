@@ -7,8 +7,6 @@ import threading
 from collections import Counter
 from typing import Any
 
-import pytest
-
 from escrowmq.actors.broker.config import BrokerConfig
 from escrowmq.actors.client.linked_calls import LinkedCalls
 from escrowmq.actors.client.replica_calls import OnAnswer
@@ -16,10 +14,10 @@ from escrowmq.replication.calling.answers import OverdueReport
 from escrowmq.replication.calling.metrics_report import MetricsReport
 from escrowmq.replication.format import ops
 from escrowmq.replication.format.find_table import TX_ID
-from escrowmq.replication.host import inspection
+from escrowmq.replication.host.inspection import Instruments
 from escrowmq.replication.host.requests import RequestCounts
 from escrowmq.replication.model import NO_ID
-from escrowmq.replication.state import due_queue
+from escrowmq.replication.state.due_queue import OVERDUE_MS
 from tests.support.broker_group import BrokerGroup, Member
 from tests.support.requests import prepare
 from tests.support.waiting import wait_until
@@ -107,22 +105,22 @@ def test_what_is_refused_is_counted_by_its_reason(trio: BrokerGroup) -> None:
     assert summed(trio, "refused") == {"too_many_open": 1, "malformed": 1, "not_leader": 1}
 
 
-def test_names_are_bounded_and_what_is_not_named_is_summed(
-    trio: BrokerGroup, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(inspection, "APPS_MAX", 2)
-    monkeypatch.setattr(inspection, "TOPICS_MAX", 1)
+def test_names_are_bounded_and_what_is_not_named_is_summed(trio: BrokerGroup) -> None:
     for name in ("first", "second", "third"):
         trio.topic(name)
     for number, app in enumerate(("one", "two", "three", "four")):
         trio.submit(prepare([f"{app}-{i}" for i in range(number + 1)], topic="second", app=app))
     trio.submit(ops.commit("two", ["two-0"]))
-    led = told(trio.leader()).led
-    assert led is not None
-    assert led.apps.names == ["four", "three"], "those with most open ones"
-    assert (led.apps.columns, led.apps.rest, led.apps.all) == ([[4, 3], [0, 0]], [2, 0], 4)
-    assert led.topics.names == ["first"], "those that were there first"
-    assert (led.topics.columns[0], led.topics.rest[0], led.topics.all) == ([0], 1, 3)
+    parts = trio.leader().parts
+    two, one = (
+        Instruments(parts.running, parts.requests.counts, parts.messages.finder, names_max).metrics().led
+        for names_max in (2, 1)
+    )
+    assert two is not None and one is not None
+    assert two.apps.names == ["four", "three"], "those with most open ones"
+    assert (two.apps.columns, two.apps.rest, two.apps.all) == ([[4, 3], [0, 0]], [2, 0], 4)
+    assert one.topics.names == ["first"], "those that were there first"
+    assert (one.topics.columns[0], one.topics.rest[0], one.topics.all) == ([0], 1, 3)
 
 
 def test_no_count_is_lost_where_many_threads_count() -> None:
@@ -140,15 +138,13 @@ def test_no_count_is_lost_where_many_threads_count() -> None:
     assert counts.refused() == {"overloaded": threads * each}
 
 
-def test_a_leader_reports_checks_that_nobody_makes(
-    trio: BrokerGroup, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_leader_reports_checks_that_nobody_makes(trio: BrokerGroup) -> None:
     trio.topic(transaction_timeout_ms=100)
     trio.submit(prepare(["a"]))
     leader = trio.leader()
     led, status = told(leader).led, leader.parts.inspection.status()
     assert led is not None and led.overdue == OverdueReport() == status.overdue
-    monkeypatch.setattr(due_queue, "OVERDUE_MS", 200)
+    trio.clock_ahead_s = OVERDUE_MS / 1000 + 1.0
 
     def late() -> OverdueReport | None:
         led = told(leader).led

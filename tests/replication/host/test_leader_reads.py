@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,14 +25,6 @@ QUESTIONS: dict[str, Callable[[Member], Any]] = {
     "positions and who holds them": lambda member: member.parts.reads.places("g", [TOPIC]),
     "attempts": lambda member: member.parts.reads.attempts("g", MESSAGES),
 }
-
-
-@pytest.fixture
-def group(tmp_path: Path) -> Iterator[BrokerGroup]:
-    with BrokerGroup(tmp_path) as made:
-        made.topic()
-        made.publish("before")
-        yield made
 
 
 def test_a_leader_that_stood_still_while_it_was_replaced_answers_nothing(group: BrokerGroup) -> None:

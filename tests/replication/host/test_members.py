@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,14 +25,6 @@ from tests.support.waiting import wait_until
 
 #: Long enough for anything unhindered on a busy machine; short, since tests also wait for it in vain.
 IN_VAIN_S = 1.0
-
-
-@pytest.fixture
-def group(tmp_path: Path) -> Iterator[BrokerGroup]:
-    with BrokerGroup(tmp_path) as group:
-        group.topic()
-        group.publish("before")
-        yield group
 
 
 def voters(group: BrokerGroup) -> set[tuple[int, ...]]:

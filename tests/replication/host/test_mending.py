@@ -8,11 +8,9 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-import pytest
-
 from escrowmq.replication.errors import EscrowMQError
 from escrowmq.replication.format.segment_format import first_of_name, sidecar_name
-from escrowmq.replication.log.datadir import LEARNER, Marks
+from escrowmq.replication.log.datadir import LEARNER
 from tests.support.broker_group import BrokerGroup, texts
 from tests.support.offered_files import damage_in_bytes
 from tests.support.waiting import wait_until
@@ -157,14 +155,7 @@ def test_a_replica_without_a_sound_snapshot_copies_and_stays_a_member(trio: Brok
     for path in folder.glob("*.snap"):
         flip(path)
     learnt: list[str] = []
-    write = Marks.write
-
-    def noted(self: Marks, name: str, text: str) -> None:
-        learnt.append(name)
-        write(self, name, text)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Marks, "write", noted)
-        trio.start(victim)
+    trio.disks.before("write_atomic", lambda touched: learnt.append(touched.path.name))
+    trio.start(victim)
     assert texts(trio.alive[victim], MESSAGES) == written
-    assert LEARNER not in learnt
+    assert learnt and LEARNER not in learnt

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import pytest
 
 from escrowmq.replication.errors import Unavailable
-from escrowmq.replication.format import segment_format
-from escrowmq.replication.host import repair
+from escrowmq.replication.format.segment_format import WINDOW_BYTES
 from escrowmq.replication.host.repair import (
+    READ_BYTES,
     Begin,
     Look,
     at_once,
@@ -22,7 +22,7 @@ from escrowmq.replication.log.disk import Disk, File
 from escrowmq.replication.log.install import staged_name
 from escrowmq.replication.log.journal import SegmentJournal
 from escrowmq.replication.log.vote import VoteFile
-from escrowmq.replication.replica import damage
+from escrowmq.replication.replica.damage import damage_in
 from tests.sim.environment.disk import SimDisk
 from tests.support.golden_files import mend_segment
 from tests.support.offered_files import (
@@ -157,19 +157,28 @@ class Measured(SimDisk):
         return file
 
 
-def test_a_copy_reads_no_file_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_reads_no_file_whole() -> None:
     """A run file may have hundreds of megabytes: the replica that copies it must not need them as memory."""
-    monkeypatch.setattr(damage, "PIECE_BYTES", 64)
-    monkeypatch.setattr(repair, "READ_BYTES", 64)
-    monkeypatch.setattr(segment_format.walk, "__defaults__", (64,))
-    good = files()
-    assert all(len(data) > 64 for data in good.values())
-    own = Measured(random.Random(0))
-    copy(own, Offering(disk_with(good), KINDS))
+    disk = sim_disk()
+    journal = SegmentJournal(disk)
+    for index in (1, 2, 3):
+        journal.add(b"\0" + bytes(2 << 20), index, 2)
+    journal.close()
+    good = {**files(), NEWEST: disk.read_all(NEWEST)}
+    assert len(good[NEWEST]) > READ_BYTES == WINDOW_BYTES
+    own, parts = Measured(random.Random(0)), list[int]()
+
+    class Noted(Offering):
+        def read(self, peer: str, name: str, pos: int, size: int) -> bytes:
+            parts.append(size)
+            return super().read(peer, name, pos, size)
+
+    copy(own, Noted(disk_with(good), KINDS))
+    assert max(parts) == READ_BYTES and own.most <= WINDOW_BYTES
     assert {name: SimDisk.read_all(own, name) for name in KINDS} == good
-    own.most = 0
-    assert all(damage_offered(own, name, len(good[name])) is None for name in KINDS)
-    assert 0 < own.most <= 64
+    for name in KINDS[1:]:
+        own.most = 0
+        assert damage_in(name, own.open(name), piece_bytes=64) is None and 0 < own.most <= 64
 
 
 @pytest.mark.parametrize("name", KINDS)

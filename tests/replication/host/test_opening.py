@@ -1,12 +1,13 @@
 """A replica either runs or leaves nothing behind: a failed opening leaves no thread, lock or descriptor.
 
-Real files and threads; disk faults are injected at the call that reaches the disk.
+Real files and threads; disk faults are injected at the disk.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -30,35 +31,25 @@ from escrowmq.replication.errors import (
 )
 from escrowmq.replication.host.replica_process import ReplicaProcess, open_replica
 from escrowmq.replication.host.replica_setup import ReplicaSetup
-from escrowmq.replication.host.running_replica import RunningReplica
-from escrowmq.replication.log.datadir import LEARNER, PORT_FILE, WANTS_COPY, Identity, Marks
-from escrowmq.replication.log.disk import RealFile
+from escrowmq.replication.log.datadir import LEARNER, PORT_FILE, WANTS_COPY, Identity
 from escrowmq.replication.net.tls import TlsFiles
 from escrowmq.replication.replica.checkpoints import Checkpoints
+from tests.support.failing_disk import FailingDisks, Touched, failing
 from tests.support.one_replica import nothing_left, opens_and_has_everything, running
-
-Patch = pytest.MonkeyPatch
 
 
 # ------------------------------------------------------------------ every step may fail
-def failing(error: Exception) -> Callable[..., NoReturn]:
-    def fail(*args: Any, **named: Any) -> NoReturn:
-        raise error
-
-    return fail
-
-
-def another_owner(setup: ReplicaSetup, patch: Patch) -> ReplicaSetup:
+def another_owner(setup: ReplicaSetup, disks: FailingDisks) -> ReplicaSetup:
     return replace(setup, identity=Identity("c", 0, 7), founders=8)
 
 
-def newer_version(setup: ReplicaSetup, patch: Patch) -> ReplicaSetup:
+def newer_version(setup: ReplicaSetup, disks: FailingDisks) -> ReplicaSetup:
     file = setup.data_dir / "identity.json"
     file.write_text(file.read_text().replace('"format": 1', '"format": 99'))
     return setup
 
 
-def damaged_log(setup: ReplicaSetup, patch: Patch) -> ReplicaSetup:
+def damaged_log(setup: ReplicaSetup, disks: FailingDisks) -> ReplicaSetup:
     newest = max((setup.data_dir / "log").glob("*.log"))
     content = bytearray(newest.read_bytes())
     content[len(content) // 3] ^= 8
@@ -66,79 +57,85 @@ def damaged_log(setup: ReplicaSetup, patch: Patch) -> ReplicaSetup:
     return setup
 
 
-def missing_segment(setup: ReplicaSetup, patch: Patch) -> ReplicaSetup:
+def missing_segment(setup: ReplicaSetup, disks: FailingDisks) -> ReplicaSetup:
     sorted((setup.data_dir / "log").glob("*.log"))[-2].unlink()
     return setup
 
 
-def damaged_vote(setup: ReplicaSetup, patch: Patch) -> ReplicaSetup:
+def damaged_vote(setup: ReplicaSetup, disks: FailingDisks) -> ReplicaSetup:
     vote = setup.data_dir / "log" / "vote"
     vote.write_bytes(bytes(vote.stat().st_size))
     return setup
 
 
-def log_cannot_be_read(setup: ReplicaSetup, patch: Patch) -> ReplicaSetup:
-    patch.setattr(RealFile, "read", failing(ReadFailed("as it happens")))
+def log_cannot_be_read(setup: ReplicaSetup, disks: FailingDisks) -> ReplicaSetup:
+    disks.before("read", failing(ReadFailed("as it happens")), "*/log/*")
     return setup
 
 
-def sync_fails(setup: ReplicaSetup, patch: Patch) -> ReplicaSetup:
-    patch.setattr(RealFile, "sync", failing(FsyncFailed("as it happens")))
+def sync_fails(setup: ReplicaSetup, disks: FailingDisks) -> ReplicaSetup:
+    disks.before("sync", failing(FsyncFailed("as it happens")))
     return setup
 
 
-def full_and_empty(setup: ReplicaSetup, patch: Patch) -> ReplicaSetup:
+def full_and_empty(setup: ReplicaSetup, disks: FailingDisks) -> ReplicaSetup:
     shutil.rmtree(setup.data_dir)
-    patch.setattr(RealFile, "append", failing(DiskFull("no space left")))
+    disks.before("append", failing(DiskFull("no space left")))
     return setup
 
 
-def full_at_the_vote(setup: ReplicaSetup, patch: Patch) -> ReplicaSetup:
+def full_at_the_vote(setup: ReplicaSetup, disks: FailingDisks) -> ReplicaSetup:
     shutil.rmtree(setup.data_dir / "log")
-    patch.setattr(RealFile, "append", failing(DiskFull("no space left")))
+    disks.before("append", failing(DiskFull("no space left")))
     return setup
 
 
-def snapshots_cannot_be_listed(setup: ReplicaSetup, patch: Patch) -> ReplicaSetup:
-    patch.setattr(Checkpoints, "recover", failing(DiskFailed("as it happens")))
+def snapshot_cannot_be_opened(setup: ReplicaSetup, disks: FailingDisks) -> ReplicaSetup:
+    disks.before("open", failing(DiskFailed("as it happens")), "*.snap")
     return setup
 
 
-def mark_cannot_be_removed(setup: ReplicaSetup, patch: Patch) -> ReplicaSetup:
-    patch.setattr(Marks, "remove", failing(DiskFailed("as it happens")))
-    return setup
+def mark_cannot_be_removed(setup: ReplicaSetup, disks: FailingDisks) -> ReplicaSetup:
+    (setup.data_dir / WANTS_COPY).write_text("damaged")
+    disks.before("remove", failing(DiskFailed("as it happens")), f"*/{WANTS_COPY}")
+    return replace(setup, founders=3)
 
 
-def no_secret(setup: ReplicaSetup, patch: Patch) -> ReplicaSetup:
+def no_secret(setup: ReplicaSetup, disks: FailingDisks) -> ReplicaSetup:
     return replace(setup, secret=b"")
 
 
-def no_certificate(setup: ReplicaSetup, patch: Patch) -> ReplicaSetup:
+def no_certificate(setup: ReplicaSetup, disks: FailingDisks) -> ReplicaSetup:
     nowhere = setup.data_dir / "nowhere"
     return replace(setup, tls=TlsFiles(nowhere, nowhere, nowhere))
 
 
-def not_our_address(setup: ReplicaSetup, patch: Patch) -> ReplicaSetup:
+def not_our_address(setup: ReplicaSetup, disks: FailingDisks) -> ReplicaSetup:
     return replace(setup, listen_host="192.0.2.1")  # reserved for documentation
 
 
-def node_cannot_be_built(setup: ReplicaSetup, patch: Patch) -> ReplicaSetup:
-    patch.setattr(RunningReplica, "_build_node", failing(ReadFailed("as it happens")))
+def node_cannot_be_built(setup: ReplicaSetup, disks: FailingDisks) -> ReplicaSetup:
+    def fail(touched: Touched) -> None:
+        if threading.current_thread().name.startswith("raft-"):
+            raise ReadFailed("as it happens")
+
+    disks.before("exists", fail, f"*/{LEARNER}")
     return setup
 
 
-def port_cannot_be_noted(setup: ReplicaSetup, patch: Patch) -> ReplicaSetup:
-    patch.setattr(Marks, "write", failing(DiskFailed("as it happens")))  # by then it leads, maybe
+def port_cannot_be_noted(setup: ReplicaSetup, disks: FailingDisks) -> ReplicaSetup:
+    # By then it leads, maybe.
+    disks.before("write_atomic", failing(DiskFailed("as it happens")), f"*/{PORT_FILE}")
     return setup
 
 
-def no_peer_answers(setup: ReplicaSetup, patch: Patch) -> ReplicaSetup:
+def no_peer_answers(setup: ReplicaSetup, disks: FailingDisks) -> ReplicaSetup:
     shutil.rmtree(setup.data_dir)
     return replace(setup, founders=3)
 
 
-def no_peer_to_repair_from(setup: ReplicaSetup, patch: Patch) -> ReplicaSetup:
-    return replace(damaged_vote(setup, patch), founders=3)
+def no_peer_to_repair_from(setup: ReplicaSetup, disks: FailingDisks) -> ReplicaSetup:
+    return replace(damaged_vote(setup, disks), founders=3)
 
 
 @pytest.mark.parametrize(
@@ -153,7 +150,7 @@ def no_peer_to_repair_from(setup: ReplicaSetup, patch: Patch) -> ReplicaSetup:
         (sync_fails, FsyncFailed),
         (full_and_empty, DiskFull),
         (full_at_the_vote, DiskFull),
-        (snapshots_cannot_be_listed, DiskFailed),
+        (snapshot_cannot_be_opened, DiskFailed),
         (mark_cannot_be_removed, DiskFailed),
         (no_secret, NotAuthorized),
         (no_certificate, ConfigError),
@@ -166,14 +163,15 @@ def no_peer_to_repair_from(setup: ReplicaSetup, patch: Patch) -> ReplicaSetup:
 )
 def test_an_opening_that_fails_leaves_nothing_behind_and_the_next_one_works(
     setup: ReplicaSetup,
-    spoil: Callable[[ReplicaSetup, Patch], ReplicaSetup],
+    spoil: Callable[[ReplicaSetup, FailingDisks], ReplicaSetup],
     error: type[EscrowMQError],
     tmp_path: Path,
 ) -> None:
     shutil.copytree(setup.data_dir, tmp_path / "sound")
     ran = spoil is port_cannot_be_noted  # while the note was written: it may have led and mapped its tables
-    with pytest.MonkeyPatch.context() as patch, nothing_left(after_a_run=ran):
-        spoilt = spoil(setup, patch)
+    disks = FailingDisks()
+    with nothing_left(after_a_run=ran):
+        spoilt = spoil(replace(setup, disk=disks), disks)
         with pytest.raises(error) as kept:  # keeping the error must not keep anything open
             open_replica(spoilt, patience_s=0.3)
     assert str(kept.value)
@@ -191,10 +189,14 @@ def test_a_locked_directory_is_refused_and_its_owner_goes_on(setup: ReplicaSetup
 
 
 def test_a_lock_file_that_cannot_be_written_locks_all_the_same(
-    setup: ReplicaSetup, monkeypatch: Patch
+    setup: ReplicaSetup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its content serves only the error message of processes that come too late."""
-    monkeypatch.setattr(os, "pwrite", failing(OSError(28, "No space left on device")))
+
+    def full(*args: Any) -> NoReturn:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", full)
     with nothing_left():
         first = ReplicaProcess(setup)
         with pytest.raises(DataDirLocked):
@@ -215,12 +217,10 @@ def test_between_two_attempts_the_directory_stays_locked(setup: ReplicaSetup) ->
     opens_and_has_everything(setup)
 
 
-def test_a_mark_to_copy_is_kept_until_the_replica_has_one(
-    setup: ReplicaSetup, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_mark_to_copy_is_kept_until_the_replica_has_one(setup: ReplicaSetup) -> None:
     mark = setup.data_dir / WANTS_COPY
     mark.write_text("damaged")
-    damaged_vote(setup, monkeypatch)
+    damaged_vote(setup, FailingDisks())
     with pytest.raises(Unavailable):
         open_replica(replace(setup, founders=3), patience_s=0.3)
     assert mark.exists() and (setup.data_dir / PORT_FILE).exists()

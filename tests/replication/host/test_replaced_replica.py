@@ -16,6 +16,7 @@ from escrowmq.replication.log.datadir import LEARNER, SUPERSEDED, Marks
 from escrowmq.replication.log.disk import RealDisk
 from escrowmq.replication.log.peer_marks import SLOT_BYTES, SLOT_POSITIONS, Incarnation, _decode
 from tests.support.broker_group import BrokerGroup, Member, texts
+from tests.support.failing_disk import failing
 from tests.support.waiting import wait_until
 
 
@@ -93,16 +94,10 @@ def test_a_full_member_is_not_ended_by_one_peer_that_met_a_rival_first(group: Br
     assert 0 not in group.ended and Marks(RealDisk(group.path / "r0-next")).superseded_by() is None
 
 
-def test_a_refused_process_ends_even_if_its_disk_takes_no_mark(
-    group: BrokerGroup, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_refused_process_ends_even_if_its_disk_takes_no_mark(group: BrokerGroup) -> None:
     group.stop(0)
     member = successor(group, 0)
-
-    def full(self: Marks, name: str, text: str) -> None:
-        raise DiskFull("no space left")
-
-    monkeypatch.setattr(Marks, "write", full)
+    group.disks.before("write_atomic", failing(DiskFull("no space left")))
     with pytest.raises(DiskFull):
         member.host.announce(lambda peer, own: Incarnation(own.number, "rival"))
     assert isinstance(group.ended.get(0), Superseded)

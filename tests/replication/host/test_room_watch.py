@@ -5,9 +5,6 @@ from __future__ import annotations
 import errno
 import threading
 
-import pytest
-
-from escrowmq.replication.host import maintenance
 from escrowmq.replication.host.maintenance import RoomWatch
 
 
@@ -35,9 +32,7 @@ def test_an_error_is_told_and_the_last_value_stays() -> None:
     assert (watch.free_bytes, watch.problem) == (50, "")
 
 
-def test_a_look_that_hangs_is_told_delays_no_start_and_no_stop(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(maintenance, "HANGS_S", 0.05)
-    monkeypatch.setattr(maintenance, "STOP_S", 0.05)
+def test_a_look_that_hangs_is_told_delays_no_start_and_no_stop() -> None:
     goes_on, looks, now = threading.Event(), [0], [0.0]
 
     def free() -> int:
@@ -45,25 +40,32 @@ def test_a_look_that_hangs_is_told_delays_no_start_and_no_stop(monkeypatch: pyte
         goes_on.wait(30.0)
         return 7
 
-    watch = RoomWatch("room", free, lambda: 1_000, lambda: now[0])
+    watch = RoomWatch("room", free, lambda: 1_000, lambda: now[0], hangs_s=0.05)
     watch.start()
     assert watch.problem == "" and watch.free_bytes is None
     now[0] = 61.0
     assert watch.problem == "it has not answered for 61 s"
-    watch.stop()
+    watch.stop(0.05)
     assert looks == [1], "no second one begins meanwhile"
     goes_on.set()
-    watch._thread.join(5.0)
-    assert not watch._thread.is_alive() and watch.problem == ""
+    watch.stop(5.0)
+    assert watch.problem == "" and all(thread.name != "room" for thread in threading.enumerate())
 
 
 def test_a_file_that_two_looks_miss_is_told_once() -> None:
     found, told = ["", "log", "", "log", "log", "log"], list[str]()
     watch = RoomWatch(
-        "room", lambda: 100, lambda: 1_000, missing=lambda: found.pop(0), on_missing=told.append
+        "room",
+        lambda: 100,
+        lambda: 1_000,
+        missing=lambda: found.pop(0),
+        on_missing=told.append,
+        hangs_s=0.05,
     )
     for _ in range(4):
         watch.look()
     assert told == [], "files also go in the ordinary course, between a look at the table and one at the disk"
     watch.look()
-    assert told == ["log"] and watch._stopping.is_set()
+    watch.start()
+    watch.stop(5.0)
+    assert told == ["log"] and found == ["log"], "nobody looks any more"

@@ -14,6 +14,7 @@ from escrowmq.actors.broker.config import BrokerConfig
 from escrowmq.replication.format import ops
 from escrowmq.replication.host import maintenance
 from tests.support.broker_group import BrokerGroup
+from tests.support.failing_disk import Touched
 from tests.support.requests import prepare
 from tests.support.waiting import wait_until
 
@@ -34,15 +35,13 @@ def test_open_transactions_are_decided_below_the_reserve_and_new_work_is_refused
         assert trio.leader().parts.reads.partition_bounds("t")[0] == (0, 1)
 
 
-def test_another_replica_takes_over_from_a_leader_without_room(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_replica_takes_over_from_a_leader_without_room(tmp_path: Path) -> None:
     """Otherwise its group would accept nothing, although a majority has room."""
     with BrokerGroup(tmp_path, BrokerConfig(disk_reserve_bytes=1 << 20)) as trio:
         trio.topic()
         first = trio.leader()
         running = first.parts.running
-        monkeypatch.setattr(running.disk, "free_bytes", lambda: 0)
+        trio.disks.room[tmp_path / f"r{first.rid}" / "log"] = 0
         wait_until(lambda: not running.node.is_leader, 10.0, "it has handed over")
         trio.submit(prepare(["more"]))
         assert trio.leader() is not first
@@ -56,7 +55,7 @@ def test_a_file_system_that_hangs_or_fails_stops_no_heartbeat(
     """``statvfs`` hangs with the file system, and may fail: the driver's thread does neither."""
     goes_on = threading.Event()
 
-    def hangs() -> int:
+    def hangs(touched: Touched) -> None:
         goes_on.wait(60.0)
         raise OSError(errno.EIO, "it failed")
 
@@ -66,8 +65,7 @@ def test_a_file_system_that_hangs_or_fails_stops_no_heartbeat(
         leader = trio.leader()
         free = leader.parts.running.room.free_bytes
         try:
-            for member in trio.alive.values():
-                monkeypatch.setattr(member.parts.running.disk, "free_bytes", hangs)
+            trio.disks.before("free_bytes", hangs)
             status = leader.parts.inspection.status
             wait_until(lambda: "not answered for" in status().room_problem, 5.0, "operators are told")
             # Several election time-outs. A busy machine may miss one; whoever hangs misses all of them.
@@ -79,7 +77,7 @@ def test_a_file_system_that_hangs_or_fails_stops_no_heartbeat(
             goes_on.set()
         wait_until(lambda: "it failed" in status().room_problem, 5.0, "the error is told")
         trio.submit(prepare(["later"]))
-        monkeypatch.undo()
+        trio.disks.heal()
         wait_until(lambda: not status().room_problem, 5.0, "it is known again")
 
 

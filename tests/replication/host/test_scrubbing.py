@@ -13,7 +13,6 @@ import pytest
 
 from escrowmq.actors.broker.config import BrokerConfig
 from escrowmq.replication.errors import CorruptLog, DiskFull
-from escrowmq.replication.host import maintenance
 from escrowmq.replication.host.maintenance import BUSY_MAX, BUSY_S, RATE_MIN, Scrubber, ScrubState
 from escrowmq.replication.log.journal import SegmentJournal
 from escrowmq.replication.log.segment import sidecar_is_sound
@@ -52,12 +51,17 @@ class Bench:
         self.scrubber = self.made(**settings)
 
     def made(self, **settings: Any) -> Scrubber:
-        chosen: dict[str, Any] = {"period_s": WEEK_S, "bytes_per_s": 1 << 30, "piece_bytes": 100, **settings}
+        chosen: dict[str, Any] = {
+            "note": self.keep,
+            "period_s": WEEK_S,
+            "bytes_per_s": 1 << 30,
+            "piece_bytes": 100,
+            **settings,
+        }
         return Scrubber(
             self.journal,
             self.disk,
             state=ScrubState.decode(self.kept),
-            note=self.keep,
             in_loop=lambda fn: fn(),
             damaged=lambda name, error: self.bad.append(name),
             busy=lambda: self.is_busy,
@@ -94,11 +98,8 @@ def test_everything_is_read_once_in_a_period() -> None:
 
 
 @pytest.mark.parametrize(("limit", "rate"), [(1 << 40, 50 * 72 / 90.0), (20, 20)])
-def test_the_pace_is_what_the_period_asks_for_and_never_above_the_limit(
-    limit: int, rate: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("escrowmq.replication.host.maintenance.RATE_MIN", 1)
-    bench = Bench(period_s=100.0, bytes_per_s=limit)
+def test_the_pace_is_what_the_period_asks_for_and_never_above_the_limit(limit: int, rate: float) -> None:
+    bench = Bench(period_s=100.0, bytes_per_s=limit, rate_min=1)
     bench.pass_once()
     assert 50 * 72 / bench.now_s == pytest.approx(rate, rel=0.25)
     assert 50 * 72 / bench.now_s <= limit * 1.001
@@ -147,14 +148,11 @@ def test_a_place_that_makes_no_sense_means_to_begin_again(text: str | None) -> N
     assert ScrubState.decode(text) == ScrubState()
 
 
-def test_a_full_disk_does_not_stop_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = Bench()
-
+def test_a_full_disk_does_not_stop_it() -> None:
     def full(state: ScrubState) -> None:
         raise DiskFull("no room")
 
-    monkeypatch.setattr(bench.scrubber, "note", full)
-    bench.pass_once()
+    Bench(note=full).pass_once()
 
 
 def test_a_clock_that_is_set_back_begins_another_pass() -> None:
@@ -230,10 +228,9 @@ def test_what_retention_takes_meanwhile_is_passed_over() -> None:
 
 
 # ------------------------------------------------------------------ a real group
-def test_a_group_finds_and_mends_what_nobody_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_group_finds_and_mends_what_nobody_reads(tmp_path: Path) -> None:
     """One replica's old segment and another's snapshot; no replica leaves, and the status reports the
     damage."""
-    monkeypatch.setattr(maintenance, "FIRST_SCRUB_S", 0.0)
     config = BrokerConfig(segment_bytes=200_000, disk_reserve_bytes=0, scrub_period_s=0.5)
     with BrokerGroup(tmp_path, config) as trio:
         written, victim = trio.stop_a_full_follower()

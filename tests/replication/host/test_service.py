@@ -10,7 +10,7 @@ import pytest
 from escrowmq.replication.calling.answers import DuePairs, LockedChecks
 from escrowmq.replication.errors import DataDirLocked, InvalidMessage, Unavailable
 from escrowmq.replication.format import ops
-from escrowmq.replication.host import due_checks
+from escrowmq.replication.host.due_checks import DueChecks
 from escrowmq.replication.host.replica_process import ReplicaProcess
 from tests.support.broker_group import BrokerGroup, texts
 from tests.support.requests import prepare
@@ -129,7 +129,7 @@ def test_a_pair_that_was_named_and_not_locked_is_found_although_nothing_is_open(
     assert list(checks.open_pairs(["app"], 0, 1)[1].pairs) == []
 
 
-def test_one_call_about_pairs_is_bounded(trio: BrokerGroup, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_call_about_pairs_is_bounded(trio: BrokerGroup) -> None:
     trio.topic(transaction_timeout_ms=100)
     trio.submit(*(prepare([f"{app}{n}" for n in range(4)], app=app) for app in "xyz"))
     checks = trio.leader().parts.due_checks
@@ -142,10 +142,9 @@ def test_one_call_about_pairs_is_bounded(trio: BrokerGroup, monkeypatch: pytest.
         with pytest.raises(InvalidMessage):
             checks.due_pairs(0, 0, part, parts, 0.0)
     wait_until(lambda: len(checks.due_pairs(0, 0, 0, 1, 1.0)[1].pairs) == 3, what="all of them are due")
-    monkeypatch.setattr(due_checks, "LOCKED_ENOUGH", 5)
+    checks = DueChecks(trio.leader().parts.running, locked_enough=5, open_pairs_enough=1)
     first = checks.lock_pairs([(app, "t", 10) for app in "xyz"], 5.0, "one")[1]
     assert [len(each.tx_ids) for each in first] == [4, 4], "the third pair is left to the next call"
-    monkeypatch.setattr(due_checks, "OPEN_PAIRS_ENOUGH", 1)
     opened = checks.open_pairs(["x", "y", "z"], 0, 1)[1]
     assert (opened.apps, list(opened.pairs)) == (1, [("x", "t")])
 

@@ -1,6 +1,6 @@
 """A replica that cannot start, cannot read or cannot even say so: it ends, and comes back healthy.
 
-Three real replicas over real files; disk faults are injected at the system call or at the mark.
+Three real replicas over real files; disk faults are injected at the system call or at the disk.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from escrowmq.replication.format import ops
 from escrowmq.replication.format.find_table import KEY
 from escrowmq.replication.host.due_checks import bounds
 from escrowmq.replication.host.running_replica import RunningReplica
-from escrowmq.replication.log.datadir import BEHIND, DAMAGED, LEARNER, PORT_FILE, WANTS_COPY, Marks
+from escrowmq.replication.log.datadir import BEHIND, DAMAGED, LEARNER, PORT_FILE, WANTS_COPY
 from escrowmq.replication.log.vote import FILE_SIZE
 from escrowmq.replication.log.vote import NAME as VOTE_FILE
 from escrowmq.replication.model import NO_ID
@@ -28,6 +28,7 @@ from escrowmq.replication.replica.replica import Replica
 from escrowmq.replication.state.stored_runs import StoredTable
 from escrowmq.replication.timers.store import TimerStore
 from tests.support.broker_group import BrokerGroup, texts
+from tests.support.failing_disk import failing
 from tests.support.requests import prepare
 from tests.support.waiting import wait_until
 
@@ -37,34 +38,17 @@ def raft_threads(rid: int) -> int:
 
 
 # ------------------------------------------------------------------ starting
-def test_a_replica_starts_on_a_full_disk(trio: BrokerGroup, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replica_starts_on_a_full_disk(trio: BrokerGroup) -> None:
     written, victim = trio.stop_a_full_follower()
-    write = Marks.write
-
-    def no_room(self: Marks, name: str, text: str) -> None:
-        if name == PORT_FILE:
-            raise DiskFull("no space left")
-        write(self, name, text)
-
-    monkeypatch.setattr(Marks, "write", no_room)
+    trio.disks.before("write_atomic", failing(DiskFull("no space left")), f"*/{PORT_FILE}")
     trio.start(victim)
     assert texts(trio.alive[victim], 100) == written
     assert raft_threads(victim) == 1
 
 
-def test_a_start_that_fails_late_leaves_no_second_node_behind(
-    trio: BrokerGroup, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_start_that_fails_late_leaves_no_second_node_behind(trio: BrokerGroup) -> None:
     written, victim = trio.stop_a_full_follower()
-    failing = [DiskFailed("as it happens"), DiskFailed("again")]
-    write = Marks.write
-
-    def late(self: Marks, name: str, text: str) -> None:
-        if name == PORT_FILE and failing:
-            raise failing.pop()
-        write(self, name, text)
-
-    monkeypatch.setattr(Marks, "write", late)
+    trio.disks.before("write_atomic", failing(DiskFailed("as it happens"), times=2), f"*/{PORT_FILE}")
     member = trio.create(victim)
     for _ in range(2):
         with pytest.raises(DiskFailed):
@@ -84,21 +68,13 @@ def test_a_damaged_mark_counts_as_one(trio: BrokerGroup, mark: str) -> None:
     assert texts(trio.alive[victim], 100) == written
 
 
-def test_one_that_is_behind_and_not_sound_comes_back_as_a_learner(
-    trio: BrokerGroup, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_that_is_behind_and_not_sound_comes_back_as_a_learner(trio: BrokerGroup) -> None:
     """It cannot know what it acknowledged last, so its vote must not count until it has caught up."""
     written, victim = trio.stop_a_full_follower()
     (trio.path / f"r{victim}" / "log" / VOTE_FILE).write_bytes(bytes(FILE_SIZE))
     (trio.path / f"r{victim}" / WANTS_COPY).write_text(BEHIND)
     left: list[str] = []
-    write = Marks.write
-
-    def noted(self: Marks, name: str, text: str) -> None:
-        left.append(name)
-        write(self, name, text)
-
-    monkeypatch.setattr(Marks, "write", noted)
+    trio.disks.before("write_atomic", lambda touched: left.append(touched.path.name))
     trio.start(victim)
     assert LEARNER in left
     assert texts(trio.alive[victim], 100) == written
@@ -261,13 +237,8 @@ def test_a_leader_that_cannot_read_what_a_peer_wants_to_copy_ends(
     assert isinstance(trio.ended[leader.rid], ReadFailed)
 
 
-def test_a_replica_ends_even_where_it_can_leave_no_mark(
-    trio: BrokerGroup, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def no_room(self: Marks, name: str, text: str) -> None:
-        raise DiskFull("no space left")
-
-    monkeypatch.setattr(Marks, "write", no_room)
+def test_a_replica_ends_even_where_it_can_leave_no_mark(trio: BrokerGroup) -> None:
+    trio.disks.before("write_atomic", failing(DiskFull("no space left")))
     victim = trio.a_follower()
     with pytest.raises(DiskFull):
         trio.alive[victim].parts.running.end(CorruptLog("found while reading"))
@@ -289,6 +260,6 @@ def test_a_list_that_nobody_waits_for_holds_the_table_no_longer(trio: BrokerGrou
         inspection.transactions()
     driver.call = call  # type: ignore[method-assign]
     goes_on.set()
-    assert driver.call(lambda: table._holders) == 0
+    assert not driver.call(lambda: table.in_use)
     assert inspection.transactions()[1].tx_ids == ("a", "b")
     assert trio.submit(ops.commit("app", ["a", "b"])) == [[0]]

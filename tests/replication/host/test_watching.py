@@ -5,24 +5,14 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from escrowmq.actors.broker.config import BrokerConfig
 from escrowmq.replication.calling.answers import PartitionBounds, PartitionSpans
 from escrowmq.replication.model import ResultCode
 from escrowmq.replication.state.index import PartitionIndex
 from tests.support.broker_group import BrokerGroup
-
-
-@pytest.fixture
-def trio(tmp_path: Path) -> Iterator[BrokerGroup]:
-    with BrokerGroup(tmp_path, BrokerConfig(disk_reserve_bytes=0)) as trio:
-        yield trio
 
 
 def test_a_parked_watch_ends_with_the_news_and_an_idle_one_with_its_time(trio: BrokerGroup) -> None:

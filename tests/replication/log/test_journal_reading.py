@@ -144,7 +144,7 @@ def test_the_cache_is_bounded_once_entries_are_durable() -> None:
     fill(journal, range(1, 500))
     journal.sync()
     fill(journal, [500])
-    assert sum(journal._cache.get(i) is not None for i in range(1, 501)) == 25
+    assert sum(journal.cache.get(i) is not None for i in range(1, 501)) == 25
     assert journal.read(1) == command(1)
 
 

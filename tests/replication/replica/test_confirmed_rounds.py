@@ -17,11 +17,11 @@ from escrowmq.replication.replica.lease_dispatcher import AcquireRequest, LeaseD
 from escrowmq.replication.state.index import PartitionIndex
 from escrowmq.replication.state.machine import StateMachine
 from escrowmq.replication.state.topics import Partition
-from tests.support.confirmed_rounds import (
-    a_leader_that_is_not_ready,
+from tests.controls.round_faults import (
     a_link_that_is_up_again,
     an_answer_of_a_learner,
     an_answer_of_an_earlier_round,
+    hands_out_before_it_is_ready,
 )
 from tests.support.final_ranges import FinalSet
 from tests.support.stage import Mail, OurMember, Stage
@@ -242,7 +242,7 @@ SCENES: list[tuple[Callable[[Stage], Asked], Callable[[pytest.MonkeyPatch], None
     (deposed_when_links_broke, a_lease_of_leadership),
     (deposed_during_the_round, a_link_that_is_up_again),
     (deposed_with_the_help_of_a_lost_disk, an_answer_of_a_learner),
-    (elected_and_not_ready, a_leader_that_is_not_ready),
+    (elected_and_not_ready, hands_out_before_it_is_ready),
 ]
 
 

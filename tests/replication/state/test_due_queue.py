@@ -140,7 +140,7 @@ def test_a_follower_keeps_no_trace_of_times_that_have_passed() -> None:
         log.commit([f"{n}"])
         due.resign(log.now_ms)
         due.tidy()
-        assert len(due._order) <= 2 * len(due._buckets) + checks.GONE_BUCKETS + 50
+        assert len(due.order) <= 2 * len(due.buckets) + checks.GONE_BUCKETS + 50
     log.prepare(["last"])
     later = log.now_ms + 10_000
     due.advance(later)

@@ -43,11 +43,11 @@ class SimBranches:
 
     def _step(self) -> None:
         self._context.later(STEP_S, self._step)
-        raft = self._app.replica._raft
+        raft = self._app.replica.raft
         if raft is None or not raft.ready:
             self.branches.resign()
             return
-        self.branches.step(self._app._now_ms())
+        self.branches.step(self._app.now_ms())
 
     def _too_large(self, request: object) -> bool:
         """Whether the other broker, or this one's log, refuses the request because of its size."""

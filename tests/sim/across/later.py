@@ -104,7 +104,7 @@ class LaterAcross:
                 return False
             for id, time_ms in read:
                 found.setdefault(id, []).append(((TOPIC, number), time_ms))
-        now_ms = leader.replica.group_ms(leader._now_ms())
+        now_ms = leader.replica.group_ms(leader.now_ms())
         for (app, name), items in self._items.items():
             there = [item for item in items if item.partition[1] in here]
             self._settle(gid, app, name, there)

@@ -221,7 +221,7 @@ class NamedProducers:
     def let_go(self) -> None:
         """Wait until nothing is open any more that another claim has overtaken where it is decided."""
         until = self.clients.many.world.now + END_S
-        while self._unasked and (text := self._overtaken(self.clients._wait_until_all_agree())):
+        while self._unasked and (text := self._overtaken(self.clients.wait_until_all_agree())):
             if self.clients.many.world.now > until:
                 raise Violation(text, "overtaken-open")
 

@@ -18,12 +18,12 @@ from escrowmq.actors.producer.config import ProducerConfig
 from escrowmq.actors.producer.encoding.blocks import Outcome
 from escrowmq.actors.producer.encoding.encoder import Encoder
 from escrowmq.actors.producer.transactions import numbered
-from escrowmq.actors.producer.transactions.transaction_base import TransactionBase
 from escrowmq.replication.errors import EscrowMQError, ProducerFenced, TransactionSettled
 from escrowmq.replication.format import ops
 from escrowmq.replication.format.ops import claim_group
 from escrowmq.replication.model import Message, RecordMetadata, TransactionState
 from tests.sim.across.cores import VirtualCore
+from tests.sim.across.stepping import SteppedNumbered, SteppedTransaction
 from tests.sim.across.turns import StoppableTurns
 
 if TYPE_CHECKING:
@@ -168,20 +168,20 @@ class Instance:
 
     def transact(self, messages: Sequence[Message], ids: list[str]) -> None:
         """A transaction with a local one, which takes a while."""
-        tx = TransactionBase(self.core, None, None, None, False)
-        tx._add(list(messages))
+        tx = SteppedTransaction(self.core, None, None, None, False)
+        tx.add(list(messages))
         self._prepare(tx, self.named.begin(self, ids, tx.tx_id), lambda code: self._refused(code))
 
     def transact_alone(self, messages: Sequence[Message], ids: list[str]) -> None:
         """A transaction without a local one."""
         timeout_s = self.named.alone.choice(TIMEOUTS_S)
-        tx = TransactionBase(self.core, None, None, timeout_s, False, local=False)
-        tx._add(list(messages))
+        tx = SteppedTransaction(self.core, None, None, timeout_s, False, local=False)
+        tx.add(list(messages))
         sent = self.named.begin(self, ids, tx.tx_id)
         sent.timeout_s = timeout_s or TOPIC_TIMEOUT_S
         self._prepare(tx, sent, self._refused)
 
-    def _takes_s(self, tx: TransactionBase, sent: Sent) -> float | None:
+    def _takes_s(self, tx: SteppedTransaction, sent: Sent) -> float | None:
         """Time between a PREPARE and its decision. A process may be stopped here, too, although nothing else
         happens."""
         rng = self.named.rng
@@ -192,11 +192,8 @@ class Instance:
             return 0.0 * rng.random()
         return LOCAL_S * rng.random()
 
-    def _prepare(self, tx: TransactionBase, sent: Sent, refused: Callable[[Any], None]) -> None:
-        plan = tx._plan()
-        assert plan is not None
-        if not self.core.try_reserve(plan.size):
-            tx._not_prepared()
+    def _prepare(self, tx: SteppedTransaction, sent: Sent, refused: Callable[[Any], None]) -> None:
+        if (plan := tx.plan()) is None:
             refused(None)
             return
         self.waits += 1
@@ -206,7 +203,7 @@ class Instance:
                 return
             self.waits -= 1
             try:
-                settled = tx._after_prepare(plan, outcome)
+                settled = tx.after_prepare(plan, outcome)
             except (EscrowMQError, numbered.LeftOpen) as error:
                 refused(error)
                 return
@@ -219,14 +216,14 @@ class Instance:
         def decide() -> None:
             if self.alive:
                 self.waits += 1
-                tx._start_decision(True, decided)
+                tx.start_decision(True, decided)
 
         def decided(outcome: Outcome) -> None:
             if not self.alive:
                 return
             self.waits -= 1
             try:
-                tx._after_decision(outcome)
+                tx.after_decision(outcome)
             except EscrowMQError as error:
                 if isinstance(error, TransactionSettled):
                     self.named.rolled_back(sent)
@@ -235,7 +232,7 @@ class Instance:
                 sent.acked = True
                 refused(None)
 
-        tx._start_prepare(plan, prepared)
+        tx.start_prepare(plan, prepared)
 
     def _refused(self, error: Any) -> None:
         if isinstance(error, ProducerFenced):
@@ -246,8 +243,8 @@ class Instance:
         assert self.claimed is not None
         self.sending = True
         digest = numbered.digest_of(batch.messages)
-        attempt = numbered.Numbered(self.core, self.claimed, batch.number, digest)
-        attempt._add(list(batch.messages))
+        attempt = SteppedNumbered(self.core, self.claimed, batch.number, digest)
+        attempt.add(list(batch.messages))
         sent = self.named.begin(self, [])
 
         def ended(error: Any) -> None:

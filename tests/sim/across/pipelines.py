@@ -22,12 +22,12 @@ from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.actors.producer.config import ProducerConfig
 from escrowmq.actors.producer.encoding.blocks import Outcome
 from escrowmq.actors.producer.encoding.encoder import Encoder, TxPlan
-from escrowmq.actors.producer.transactions.transaction_base import TransactionBase
 from escrowmq.replication.errors import EscrowMQError
 from escrowmq.replication.format.ops import NONE_YET
 from escrowmq.replication.model import Message
 from tests.history.events import body
 from tests.sim.across.producers import SimCore
+from tests.sim.across.stepping import SteppedTransaction
 from tests.sim.across.turns import WorldTurns
 from tests.sim.clients.delayed_end import readable
 from tests.sim.clients.ledger import PIPELINE
@@ -95,22 +95,18 @@ class Member:
         self._begin(GroupWork(GROUP, spans, {INPUT: topic_id}), messages)
 
     def _begin(self, work: GroupWork, messages: list[Message]) -> None:
-        tx = TransactionBase(self._core, None, None, TIMEOUT_MS / 1000, None, local=False)
-        tx._work = work
-        tx._add(messages)
-        plan = tx._plan()
-        assert plan is not None
-        if not self._core.try_reserve(plan.size):
-            tx._not_prepared()
+        tx = SteppedTransaction(self._core, None, None, TIMEOUT_MS / 1000, None, local=False)
+        tx.add(messages, work)
+        if (plan := tx.plan()) is None:
             return
         self._busy = True
-        tx._start_prepare(plan, partial(self._prepared, self._lives, tx, plan))
+        tx.start_prepare(plan, partial(self._prepared, self._lives, tx, plan))
 
-    def _prepared(self, life: int, tx: TransactionBase, plan: TxPlan, outcome: Outcome) -> None:
+    def _prepared(self, life: int, tx: SteppedTransaction, plan: TxPlan, outcome: Outcome) -> None:
         if life != self._lives:
             return
         try:
-            settled = tx._after_prepare(plan, outcome)
+            settled = tx.after_prepare(plan, outcome)
         except EscrowMQError as error:
             self._all.did[type(error).__name__] += 1
             self._busy = False
@@ -125,19 +121,19 @@ class Member:
             return
         self._all.clients.later(rng.choice(TAKES_S) * rng.random(), self._decide, life, tx)
 
-    def _decide(self, life: int, tx: TransactionBase) -> None:
+    def _decide(self, life: int, tx: SteppedTransaction) -> None:
         if life == self._lives:
             commit = self._all.rng.random() < 0.8
-            tx._start_decision(commit, partial(self._decided, life, tx))
+            tx.start_decision(commit, partial(self._decided, life, tx))
             if self._all.rng.random() < 0.05:
                 self._die()
 
-    def _decided(self, life: int, tx: TransactionBase, outcome: Outcome) -> None:
+    def _decided(self, life: int, tx: SteppedTransaction, outcome: Outcome) -> None:
         if life != self._lives:
             return
         self._busy = False
         try:
-            tx._after_decision(outcome)
+            tx.after_decision(outcome)
             self._all.did[tx.state.value] += 1
         except EscrowMQError as error:
             self._all.did[type(error).__name__] += 1

@@ -18,8 +18,6 @@ from escrowmq.actors.producer.config import Compression, ProducerConfig
 from escrowmq.actors.producer.encoding.blocks import Block, DecisionBlock, Outcome
 from escrowmq.actors.producer.encoding.encoder import Encoder, TxPlan
 from escrowmq.actors.producer.encoding.value_packer import ValueEncoder, ValuePacker
-from escrowmq.actors.producer.transactions.transaction_base import Phase as Stands
-from escrowmq.actors.producer.transactions.transaction_base import TransactionBase
 from escrowmq.replication.errors import EscrowMQError, OutcomeUnknown, TransactionConflict, UnknownTopic
 from escrowmq.replication.format.packing import METHODS
 from escrowmq.replication.model import Message, RecordMetadata
@@ -27,6 +25,7 @@ from tests.history.events import Sent, body
 from tests.sim.across.bulk import BulkCall, Wanted
 from tests.sim.across.cores import VirtualCore
 from tests.sim.across.ledger import AcrossTx
+from tests.sim.across.stepping import SteppedTransaction
 from tests.sim.across.turns import WorldTurns
 from tests.sim.clients.producers import DEATH, OF_PRODUCERS, SIZES
 from tests.sim.environment.world import Violation
@@ -149,11 +148,11 @@ class AcrossProducer:
         sent, messages, count = self._content(tx_id)
         messages += self._clients.later_across.messages(self, tx_id, sent)
         record = AcrossTx(self.app, tx_id, sent, count, self.name)
-        self._prepare(record, messages, given, tries=1)
+        self.prepare(record, messages, given, tries=1)
         if given and rng.random() < TWICE and (other := self._clients.another(self)) is not None:
             self._clients.did["one id twice"] += 1
             record.fenced = True  # its owner does not know the state of the other process's local transaction
-            self.later(rng.choice(TWICE_S), other._prepare, record, messages, True, TRIES)
+            self.later(rng.choice(TWICE_S), other.prepare, record, messages, True, TRIES)
 
     def _of_a_batch(self) -> Wanted:
         name = f"g{self._clients.number()}"
@@ -197,7 +196,7 @@ class AcrossProducer:
         for producer, home, name in ((self, first, wire), (other, second, f"{wire}+")):
             sent, messages = self._messages(name, [rng.choice(scene.partitions(gid)) for gid in (home, both)])
             record = AcrossTx(self.app, name, sent, 2, producer.name, wire=wire, shares_id=True)
-            starts.append(partial(producer._prepare, record, messages, True, TRIES))
+            starts.append(partial(producer.prepare, record, messages, True, TRIES))
         self._clients.start_together((first, second), starts)
 
     def begins(self, record: AcrossTx, parts_in: dict[int, int]) -> None:
@@ -205,29 +204,25 @@ class AcrossProducer:
         self._mine.append(record)
         self.ledger.add(record, parts_in)
 
-    def _prepare(self, record: AcrossTx, messages: list[Message], given: bool, tries: int) -> None:
+    def prepare(self, record: AcrossTx, messages: list[Message], given: bool, tries: int) -> None:
         if not self.alive:
             return
-        tx = TransactionBase(self.core, record.tx, record.wire, None, None)
-        tx._given_id = given
-        tx._add(messages)
-        plan = tx._plan()
-        assert plan is not None
-        parts_in = {gid: 1 if plan.parts is None else len(plan.parts[gid]) for gid in plan.groups}
-        if not self.core.try_reserve(plan.size):
-            tx._not_prepared()
+        tx = SteppedTransaction(self.core, record.tx, record.wire, None, None)
+        if not given:
+            tx.has_own_id()
+        tx.add(messages)
+        if (plan := tx.plan()) is None:
             return
+        parts_in = {gid: 1 if plan.parts is None else len(plan.parts[gid]) for gid in plan.groups}
         op = self.recorder.invoke("prepare", app=self.app, tx=record.tx, messages=record.sent)
         self.preparing[op] = record
         self.begins(record, parts_in)
-        again = (
-            partial(self._prepare, record, messages, given, tries + 1) if given and tries < TRIES else None
-        )
-        tx._start_prepare(plan, partial(self._prepared, tx, plan, record, op, again))
+        again = partial(self.prepare, record, messages, given, tries + 1) if given and tries < TRIES else None
+        tx.start_prepare(plan, partial(self._prepared, tx, plan, record, op, again))
 
     def _prepared(
         self,
-        tx: TransactionBase,
+        tx: SteppedTransaction,
         plan: TxPlan,
         record: AcrossTx,
         op: int,
@@ -240,7 +235,7 @@ class AcrossProducer:
             return
         del self.preparing[op]
         try:
-            settled = tx._after_prepare(plan, outcome)
+            settled = tx.after_prepare(plan, outcome)
         except OutcomeUnknown:  # a given id stays open until the producer comes back, or a check
             recorder.unknown(op, "no answer in time")
             if record.shares_id:  # refused because of the other one; whether the rollback worked is unknown
@@ -295,7 +290,7 @@ class AcrossProducer:
         record.awaits_answer = False
         self.ledger.leave(record, *OF_PRODUCERS, AcrossPhase.HOME_ONLY, AcrossPhase.SOME_BRANCHES)
 
-    def _run_locally(self, tx: TransactionBase, record: AcrossTx) -> None:
+    def _run_locally(self, tx: SteppedTransaction, record: AcrossTx) -> None:
         rng = self.rng
         duration = rng.choice((0.0, 0.02, 0.1, 0.1)) if rng.random() < 0.8 else 0.4 + 1.5 * rng.random()
         record.running = True
@@ -333,7 +328,7 @@ class AcrossProducer:
         """Half of all applications do not look for the row of an earlier run: a unique key refuses theirs."""
         return record.has_local and zlib.crc32(record.tx.encode()) % 2 == 0
 
-    def _local_done(self, tx: TransactionBase, record: AcrossTx) -> None:
+    def _local_done(self, tx: SteppedTransaction, record: AcrossTx) -> None:
         if not self.alive or self.may_die():
             return
         record.running = False
@@ -341,7 +336,7 @@ class AcrossProducer:
         outcome = self.outcome_of(record)
         commit, once = outcome == "COMMITTED", self.rng.random() < 0.15
         if tx.repeated and (self._is_refused(record) if commit else not self._has_fence(record)):
-            if not tx._must_roll_back(KeyError("the row is there already")):
+            if not tx.must_roll_back(KeyError("the row is there already")):
                 self.leave(record)
                 return
             outcome, commit = "ROLLBACK", False
@@ -350,34 +345,32 @@ class AcrossProducer:
         record.asked = True
         if not record.decided:
             self.ledger.enter(record, Phase.COMMITTING if commit else Phase.ROLLING_BACK)
-        if once:
-            tx._one_way_commit = True
-            # Only a commit goes one-way. A rollback of a repetition is right here: its fence was asked.
-            if commit and tx._needs_no_answer(commit):
-                recorder.unknown(op, "sent one-way")
-                record.awaits_answer = False
-                self.may_die()
-                return
+        # Only a commit goes one-way. A rollback of a repetition is right here: its fence was asked.
+        if once and commit and tx.commits_one_way():
+            recorder.unknown(op, "sent one-way")
+            record.awaits_answer = False
+            self.may_die()
+            return
         self.deciding.add(op)
-        if not tx._start_decision(commit, partial(self._decided, tx, record, op, outcome)):
-            raise AssertionError("a transaction without messages was prepared")
+        tx.start_decision(commit, partial(self._decided, tx, record, op, outcome))
         self.may_die()
 
-    def _decided(self, tx: TransactionBase, record: AcrossTx, op: int, wanted: str, outcome: Outcome) -> None:
+    def _decided(
+        self, tx: SteppedTransaction, record: AcrossTx, op: int, wanted: str, outcome: Outcome
+    ) -> None:
         if not self.alive:
             return
         self.deciding.discard(op)
         recorder = self.recorder
         self.ledger.leave(record, Phase.COMMITTING, Phase.ROLLING_BACK, Phase.COMMITTED, Phase.ROLLED_BACK)
         try:
-            tx._after_decision(outcome)
+            tx.after_decision(outcome)
         except TransactionConflict as conflict:
             record.told = conflict.recorded_state
             recorder.ok(op, outcome=record.told)
         except OutcomeUnknown:
             recorder.unknown(op, "no answer in time")
         else:
-            assert tx._phase is Stands.DECIDED
             record.told = wanted
             recorder.ok(op, outcome=wanted)
 

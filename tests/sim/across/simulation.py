@@ -203,7 +203,7 @@ class ManyGroups:
         before = [len(part.checker.acknowledged) for part in self.parts]
         world.run(self._calm_at + SETTLE_S)
         prove([part.broken for part in self.parts], before, self._touch)
-        missing = self._prove_alive([len(part.checker.acknowledged) for part in self.parts])
+        missing = self.prove_alive([len(part.checker.acknowledged) for part in self.parts])
         for part in self.parts:
             part.check_started()
             part.check_end(missing[part.gid])
@@ -266,7 +266,7 @@ class ManyGroups:
             self.world.later(self.rng.expovariate(1 / self.scene.act_every_s), self._act)
         self.workload.act()
 
-    def _prove_alive(self, before: Sequence[int]) -> list[list[str]]:
+    def prove_alive(self, before: Sequence[int]) -> list[list[str]]:
         """What each group still lacks after some time of calm; nothing if it is well."""
         for _ in patience.steps(self.parts):
             self._touch()

@@ -6,9 +6,6 @@ import random
 from types import SimpleNamespace
 from typing import Any, cast
 
-import pytest
-
-from tests.sim.across import workload
 from tests.sim.across.workload import AcrossWorkload, GroupWorkload
 from tests.sim.clients.workload import ReplicaContext
 from tests.sim.group.broker_app import BrokerApplication
@@ -24,25 +21,24 @@ class Turns:
         self.ended = True
 
 
-def test_a_ghost_that_starts_leaves_its_successor_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ghost_that_starts_leaves_its_successor_alone() -> None:
     """Both are ``g0r1``. Without the successor's turns, nothing would ask about the group's branches."""
-    monkeypatch.setattr(workload, "SimBranches", Turns)
-    group = GroupWorkload(cast("AcrossWorkload", SimpleNamespace()), 0, 2)
+    group = GroupWorkload(cast("AcrossWorkload", SimpleNamespace()), 0, 2, cast("Any", Turns))
 
     def starts(address: str) -> None:
         nothing = cast("Any", None)
         context = ReplicaContext(
             "g0r1", address, nothing, nothing, random.Random(0), nothing, nothing, nothing
         )
-        group._begin(cast("BrokerApplication", None), context)
+        group.begin(cast("BrokerApplication", None), context)
 
     def working() -> set[str]:
-        return {address for address, turns in group._branching.items() if not cast("Any", turns).ended}
+        return {address for address, turns in group.branching.items() if not cast("Any", turns).ended}
 
     starts("g0r1#2")
     starts("g0r1")
     assert working() == {"g0r1", "g0r1#2"}
-    first = group._branching["g0r1"]
+    first = group.branching["g0r1"]
     starts("g0r1")
     assert working() == {"g0r1", "g0r1#2"}
     assert cast("Any", first).ended, "what the process began before its restart"

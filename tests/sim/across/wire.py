@@ -48,7 +48,7 @@ class SimRunning:
     def __init__(self, replica: SimReplica, app: BrokerApplication) -> None:
         self.node, self.replica = replica.node, app.replica
         self.checks_due = _NoWait()
-        self.now_ms, self.journal = app._now_ms, replica.journal
+        self.now_ms, self.journal = app.now_ms, replica.journal
 
     def led(self, read: Callable[[], Any]) -> Reply:
         return ("ok", read()) if self.node.ready else self.replica.not_leader()

@@ -81,19 +81,25 @@ class _OneOfMany(BrokerApplication):
 class GroupWorkload:
     """The applications of one group's replicas; the clients are common to all groups."""
 
-    def __init__(self, clients: AcrossWorkload, gid: int, groups: int) -> None:
-        self._clients, self._gid, self._groups = clients, gid, groups
-        self._branching: dict[str, SimBranches] = {}
+    def __init__(
+        self,
+        clients: AcrossWorkload,
+        gid: int,
+        groups: int,
+        branches: Callable[[BrokerApplication, ReplicaContext, AcrossWorkload], SimBranches] = SimBranches,
+    ) -> None:
+        self._clients, self._gid, self._groups, self._branches = clients, gid, groups, branches
+        self.branching: dict[str, SimBranches] = {}
 
     def open(self, context: ReplicaContext) -> BrokerApplication:
         app = _OneOfMany(context, self._on_entry, self._gid, self._groups)
-        app.begin = lambda: self._begin(app, context)
+        app.begin = lambda: self.begin(app, context)
         return app
 
-    def _begin(self, app: BrokerApplication, context: ReplicaContext) -> None:
-        if context.address in self._branching:  # this process already started; a ghost is another process
-            self._branching[context.address].end()
-        self._branching[context.address] = SimBranches(app, context, self._clients)
+    def begin(self, app: BrokerApplication, context: ReplicaContext) -> None:
+        if context.address in self.branching:  # this process already started; a ghost is another process
+            self.branching[context.address].end()
+        self.branching[context.address] = self._branches(app, context, self._clients)
 
     def _on_entry(self, index: int, command: bytes, results: Sequence[Result]) -> None:
         self._clients.ledger.heard(self._gid, index, command, results)
@@ -378,10 +384,10 @@ class AcrossWorkload(Acting):
     def _let_go(self) -> None:
         """Wait until no offset of a group is held any more."""
         until = self.many.world.now + END_S
-        while self.pipelines.works and (held := self.pipelines.held(self._wait_until_all_agree())):
+        while self.pipelines.works and (held := self.pipelines.held(self.wait_until_all_agree())):
             if self.many.world.now > until:
                 raise Violation(held, "held-for-ever")
-        while self.transformers.works and (held := self.transformers.held(self._wait_until_all_agree())):
+        while self.transformers.works and (held := self.transformers.held(self.wait_until_all_agree())):
             if self.many.world.now > until:
                 raise Violation(held, "held-for-ever")
         self.named.let_go()
@@ -390,7 +396,7 @@ class AcrossWorkload(Acting):
         world = self.many.world
         world.run(world.now + seconds)
 
-    def _leader(self, gid: int) -> BrokerApplication | None:
+    def leader(self, gid: int) -> BrokerApplication | None:
         return next((app for r, app in self.desks[gid].leaders() if r.node.ready), None)
 
     def _resolve(self, *apps: str) -> None:
@@ -400,7 +406,7 @@ class AcrossWorkload(Acting):
         """
         until = self.many.world.now + RESOLVE_S
         while self.many.world.now < until:
-            leaders = [self._leader(gid) for gid in range(self.scene.groups)]
+            leaders = [self.leader(gid) for gid in range(self.scene.groups)]
             if all(leaders):
                 opened = [
                     tx
@@ -412,7 +418,7 @@ class AcrossWorkload(Acting):
                     return
             self._run(STEP_S)
         for gid in range(self.scene.groups):
-            if self._leader(gid) is None:
+            if self.leader(gid) is None:
                 raise Violation(f"group {gid} has no leader long after the calm", "stuck")
         if waiting := self._waiting():
             raise Violation(f"{waiting} requests are still without answer", "stuck")
@@ -436,7 +442,7 @@ class AcrossWorkload(Acting):
     def _read_everything(self) -> None:
         """Read every partition at every replica, the groups' offsets, all outcomes, and the databases."""
         for attempt in range(READS):
-            leaders = self._wait_until_all_agree()
+            leaders = self.wait_until_all_agree()
             read = [
                 read_finally(desk.replicas(), self.ledger.recorder, attempt, self.partitions(gid))
                 for gid, desk in enumerate(self.desks)
@@ -478,12 +484,12 @@ class AcrossWorkload(Acting):
         for gid in list(tx.parts_in)[1:]:
             self.ledger.tell_outcome(tx.app, tx.tx, tables[gid], branch=gid)
 
-    def _wait_until_all_agree(self) -> list[BrokerApplication]:
+    def wait_until_all_agree(self) -> list[BrokerApplication]:
         """Wait until every replica is up and has applied what its group's leader has; returns the leaders."""
         until = self.many.world.now + RESOLVE_S
         while True:
             self._run(STEP_S)
-            leaders = [self._leader(gid) for gid in range(self.scene.groups)]
+            leaders = [self.leader(gid) for gid in range(self.scene.groups)]
             applied = [{r.name: app.applied_index for r, app in desk.replicas()} for desk in self.desks]
             sizes = [len(part.replicas) for part in self.many.parts]
             alike = all(

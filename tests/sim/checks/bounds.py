@@ -62,38 +62,38 @@ def _same(replica: SimReplica, what: str, kept: int, counted: int) -> None:
 
 def _check_node(replica: SimReplica, cache_bytes: int) -> None:
     node = replica.node
-    config, proposals = node.config, node._proposals
+    config, proposals = node.config, node.proposals
     if replica.links.inbox:
         _inside(replica, "messages not yet read", len(replica.links.inbox), INBOX_MAX)
-    entries = len(proposals._sizes)
+    entries = len(proposals.sizes)
     if entries or proposals.outstanding_bytes:
         # A single entry is accepted whatever its size.
         bound = config.outstanding_bytes_max if entries > 1 else COMMAND_BYTES_MAX
         _inside(replica, "bytes proposed", proposals.outstanding_bytes, bound)
         _inside(replica, "entries proposed", entries, config.outstanding_entries_max)
-    if node._guard._held:
-        _inside(replica, "acknowledgements held back", len(node._guard._held), len(node._known_peers.known))
-    if node.replicator._progress:
+    if node.guard.held:
+        _inside(replica, "acknowledgements held back", len(node.guard.held), len(node.known_peers.known))
+    if node.replicator.progress:
         bound = config.window_bytes + max(config.send_batch_bytes, COMMAND_BYTES_MAX)
-        for peer, state in node.replicator._progress.items():
+        for peer, state in node.replicator.progress.items():
             if not 0 <= state.in_flight_bytes <= bound:  # here and below: texts are made only when needed
                 _inside(replica, f"bytes under way to {peer}", state.in_flight_bytes, bound)
-    if not 0 <= replica.journal._cache._bytes <= cache_bytes:
+    if not 0 <= replica.journal.cache.held_bytes <= cache_bytes:
         _check_cache(replica, cache_bytes)
 
 
 def _check_cache(replica: SimReplica, cache_bytes: int) -> None:
     """Entries waiting for the disk must stay cached; the oldest durable ones may stay until the next put."""
-    cache, durable = replica.journal._cache, replica.journal.durable_index
-    held = sum(len(command) for index, command in cache._entries.items() if index <= durable)
-    unsynced = cache._bytes - held
+    cache, durable = replica.journal.cache, replica.journal.durable_index
+    held = sum(len(command) for index, command in cache.entries.items() if index <= durable)
+    unsynced = cache.held_bytes - held
     _inside(replica, "durable bytes in the entry cache", held, max(cache_bytes, cache_bytes - unsynced))
 
 
 def _recount_node(replica: SimReplica) -> None:
-    proposals, cache = replica.node._proposals, replica.journal._cache
-    _same(replica, "bytes proposed", proposals.outstanding_bytes, sum(proposals._sizes.values()))
-    _same(replica, "bytes in the entry cache", cache._bytes, sum(map(len, cache._entries.values())))
+    proposals, cache = replica.node.proposals, replica.journal.cache
+    _same(replica, "bytes proposed", proposals.outstanding_bytes, sum(proposals.sizes.values()))
+    _same(replica, "bytes in the entry cache", cache.held_bytes, sum(map(len, cache.entries.values())))
 
 
 # ------------------------------------------------------------------ requests and transactions
@@ -101,15 +101,15 @@ def _recount_node(replica: SimReplica) -> None:
 
 def _check_broker(replica: SimReplica, broker: Any, recount: bool) -> None:
     admission, state, limits = broker.admission, broker.state, broker.limits
-    queue = admission._queue
-    if queue or admission._queued_bytes:
+    queue = admission.queue
+    if queue or admission.queued_bytes:
         # A single request is accepted whatever its size, if none waits.
-        bound = admission._queue_bytes_max if admission.waiting() > 1 else REQUEST_BYTES_MAX
-        _inside(replica, "bytes of requests that wait", admission._queued_bytes, bound)
-    if broker._in_flight:
-        _inside(replica, "entries in flight", broker._in_flight, limits.entries_in_flight)
-    if len(state.due.news) != len(state.due._due):
-        _same(replica, "pairs with due checks", len(state.due.news), len(state.due._due))
+        bound = admission.queue_bytes_max if admission.waiting() > 1 else REQUEST_BYTES_MAX
+        _inside(replica, "bytes of requests that wait", admission.queued_bytes, bound)
+    if broker.in_flight:
+        _inside(replica, "entries in flight", broker.in_flight, limits.entries_in_flight)
+    if len(state.due.news) != len(state.due.queues):
+        _same(replica, "pairs with due checks", len(state.due.news), len(state.due.queues))
     if recount or len(state.transactions.apps) <= APPS_AT_ONCE:
         _check_due(replica, state)
 
@@ -126,32 +126,32 @@ def _check_open(replica: SimReplica, broker: Any) -> None:
 def _check_due(replica: SimReplica, state: Any) -> None:
     """Check the queue of checks, which changes whenever time passes."""
     due = state.due
-    if len(due._order) > len(due._buckets):
-        _inside(replica, "order of checks", len(due._order), 2 * len(due._buckets) + GONE_BUCKETS_MAX)
-    if due._queued > due._slack or due._leases:
+    if len(due.order) > len(due.buckets):
+        _inside(replica, "order of checks", len(due.order), 2 * len(due.buckets) + GONE_BUCKETS_MAX)
+    if due.queued > due.slack or due.leases:
         opened = sum([len(table.open) for table in state.transactions.apps.values()])
-        _inside(replica, "checks queued", due._queued, 2 * opened + 2 * due._slack)
-        _inside(replica, "leases of checks", len(due._leases), opened)
+        _inside(replica, "checks queued", due.queued, 2 * opened + 2 * due.slack)
+        _inside(replica, "leases of checks", len(due.leases), opened)
 
 
 def _recount_broker(replica: SimReplica, broker: Any) -> None:
     """Recount sums, and check tables that change too slowly to check them every time."""
     admission, state = broker.admission, broker.state
-    waiting = sum(submission.size for submission in (*admission._queue, *admission.hold._held))
-    _same(replica, "bytes of requests that wait", admission._queued_bytes, waiting)
+    waiting = sum(submission.size for submission in (*admission.queue, *admission.hold.held))
+    _same(replica, "bytes of requests that wait", admission.queued_bytes, waiting)
     transactions, due = state.transactions, state.due
     settled = young = 0
     for app, table in transactions.apps.items():
         _same(replica, f"open of {app}", sum(table.open_by_topic.values()), len(table.open))
         settled += len(table.settled)
         young += len(table.settled.young) + (APP_AS_IDS if table.settled.young else 0)
-    _same(replica, "settled", transactions._young, young)
+    _same(replica, "settled", transactions.young, young)
     _inside(
         replica, "settled and remembered", settled, 2 * (state.settings.settled_generation + SETTLED_AT_ONCE)
     )
     _check_generations(replica, "batches remembered", state.producers, state.settings.producers_generation)
     _inside(replica, "decisions in the audit trail", len(transactions.audit), AUDIT_KEPT)
-    _same(replica, "checks queued", due._queued, queued_checks(due))
+    _same(replica, "checks queued", due.queued, queued_checks(due))
 
 
 def _check_generations(replica: SimReplica, what: str, table: TwoGenerations[Any, Any], most: int) -> None:

@@ -41,7 +41,7 @@ def everything(state: StateMachine) -> list[object]:
     transactions = state.transactions
     given = transactions.given
     parts += [given.turned_ms, given.forgotten_ms, given.age_ms, given.young, given.old, given.opened]
-    parts += [transactions.audit, transactions._young, transactions.oldest_index(), transactions.open_count()]
+    parts += [transactions.audit, transactions.young, transactions.oldest_index(), transactions.open_count()]
     across = transactions.across
     parts += [across.opened, across.decided, sorted((g, sorted(keys)) for g, keys in across.undone.items())]
     offsets = [
@@ -68,10 +68,10 @@ def _shares(state: StateMachine) -> list[object]:
 
 def _never_checked(state: StateMachine) -> list[tuple[str, str]]:
     due = state.due
-    queued = {(app, tx_id) for (app, _), tx_ids in due._due.items() for tx_id in tx_ids}
+    queued = {(app, tx_id) for (app, _), tx_ids in due.queues.items() for tx_id in tx_ids}
     queued.update(key for queue in due.branches._homes.values() for key in queue)
     queued.update(due.expired)
-    for chunks in due._buckets.values():
+    for chunks in due.buckets.values():
         queued.update((app, tx_id) for app, tx_ids in chunks for tx_id in tx_ids)
     opened = state.transactions.iterate_open()
     return sorted((app, tx_id) for app, tx_id, tx in opened if tx.due_ms >= 0 and (app, tx_id) not in queued)

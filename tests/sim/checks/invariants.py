@@ -212,7 +212,7 @@ class Checker:
                 f"{replica.name}, leading term {term}, commits up to entry {committed} of term "
                 f"{journal.term_at(committed)}",
             )
-        for peer, progress in replica.node.replicator._progress.items():
+        for peer, progress in replica.node.replicator.progress.items():
             other = self._replicas.get(peer)
             if other is None:
                 continue

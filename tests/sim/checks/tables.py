@@ -60,7 +60,7 @@ Most = Callable[[Counter[str], "SimReplica", Any], int]
 def _peers(found: Counter[str], replica: SimReplica, broker: Any) -> int:
     """Nothing remains of former members, except votes of this term and the like."""
     most = VOTERS_MAX + LEARNERS_MAX if replica.members_change else 0
-    return max(len(replica.node._known_peers.known) + 1, most)
+    return max(len(replica.node.known_peers.known) + 1, most)
 
 
 def _links(found: Counter[str], replica: SimReplica, broker: Any) -> int:
@@ -134,13 +134,13 @@ def _timers(found: Counter[str], replica: SimReplica, broker: Any) -> int:
 
 
 def _due(found: Counter[str], replica: SimReplica, broker: Any) -> int:
-    slack: int = broker.state.due._slack
+    slack: int = broker.state.due.slack
     return 2 * _opened(found, replica, broker) + 2 * slack + 2_000
 
 
 BOUNDS: dict[str, int | Most] = {
     # The leader's work: waiting requests, and entries in flight.
-    "Admission._queue": REQUESTS,
+    "Admission.queue": REQUESTS,
     "Admission._deciding": _of("Admission._deciding[]"),
     "Admission._deciding idle": 0,
     "Admission._opening idle": 0,
@@ -152,7 +152,7 @@ BOUNDS: dict[str, int | Most] = {
     "TopicsUnderWay.creating": REQUESTS,
     "TopicsUnderWay.deleting": REQUESTS,
     "Admission._unsure": REQUESTS,
-    "CommitHold._held": REQUESTS,
+    "CommitHold.held": REQUESTS,
     "ComposedEntry.creating": REQUESTS,
     "ComposedEntry.deciding": REQUESTS,
     "ComposedEntry.deleting": REQUESTS,
@@ -344,22 +344,22 @@ BOUNDS: dict[str, int | Most] = {
     "Young._numbers": OF_THE_PROGRAM,
     "Young._numbers[]": FILES,
     # Checks that will be due.
-    "DueQueue._buckets": _due,
-    "DueQueue._buckets[]": _due,
-    "DueQueue._due": _of("DueQueue._due[]"),
-    "DueQueue._due idle": 0,
-    "DueQueue._due[]": _due,
+    "DueQueue.buckets": _due,
+    "DueQueue.buckets[]": _due,
+    "DueQueue.queues": _of("DueQueue.queues[]"),
+    "DueQueue.queues idle": 0,
+    "DueQueue.queues[]": _due,
     "DueQueue._again": _opened,
-    "DueQueue._leases": _opened,
+    "DueQueue.leases": _opened,
     "BranchQueue._homes": _of("BranchQueue._homes[]"),
     "BranchQueue._homes idle": 0,
     "BranchQueue._homes[]": _due,
-    "DueNews._number": _of("DueQueue._due"),
-    "DueNews._pairs": _of("DueQueue._due"),
-    "DueNews._topics": _of("DueQueue._due"),
+    "DueNews._number": _of("DueQueue.queues"),
+    "DueNews._pairs": _of("DueQueue.queues"),
+    "DueNews._topics": _of("DueQueue.queues"),
     "DueNews._topics idle": 0,
-    "DueNews._topics[]": _of("DueQueue._due"),
-    "DueQueue._order": lambda found, replica, broker: 2 * found["DueQueue._buckets"] + 2_000,
+    "DueNews._topics[]": _of("DueQueue.queues"),
+    "DueQueue.order": lambda found, replica, broker: 2 * found["DueQueue.buckets"] + 2_000,
     "DueQueue._untidied": _due,
     # Snapshots: while one is being written, it has a copy of the state.
     "Checkpoints._runs": FILES,
@@ -395,7 +395,7 @@ BOUNDS: dict[str, int | Most] = {
     "CommitQueue._retry": FILES,
     "CommitQueue._writes": FILES,
     "CommitQueue.buffers": FILES,
-    "EntryCache._entries": FILES,
+    "EntryCache.entries": FILES,
     "OpenSegment.sums": FILES,
     "KnownHoles.by_index": HOLES_MAX,
     "SegmentReader._clock": 64,
@@ -429,8 +429,8 @@ BOUNDS: dict[str, int | Most] = {
     "Core._SyncObj__readonlyNodes": 0,
     "Circle.may_vote": _peers,
     "Core._linked": _peers,
-    "FollowerGuard._held": _peers,
-    "FollowerGuard._held[]": lambda found, replica, broker: 20 * found["FollowerGuard._held"],
+    "FollowerGuard.held": _peers,
+    "FollowerGuard.held[]": lambda found, replica, broker: 20 * found["FollowerGuard.held"],
     "Handover._asked": _peers,
     "Handover._connected": _peers,
     "MembershipChanges._held": LEARNERS_MAX,
@@ -441,7 +441,7 @@ BOUNDS: dict[str, int | Most] = {
     "MemberHistory._indexes": FILES,
     "PeerProgress._flights": COMMAND_BYTES_MAX,
     "PreVote._agreed": _peers,
-    "Proposals._sizes": _entries,
+    "Proposals.sizes": _entries,
     "Proposals.waiting": _entries,
     "RaftNode._connected": _peers,
     "RaftNode._handlers": OF_THE_PROGRAM,
@@ -451,7 +451,7 @@ BOUNDS: dict[str, int | Most] = {
     "Rejoin._learners": _peers,
     "Rejoin._links": _peers,
     "Replicator._connected": _peers,
-    "Replicator._progress": _peers,
+    "Replicator.progress": _peers,
     "SegmentJournal.damaged": HOLES_MAX,
     "VoteGuard._voters": _peers,
     "Votes._counted": _peers,

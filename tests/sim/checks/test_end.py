@@ -10,23 +10,22 @@ from typing import Any
 
 import pytest
 
-from escrowmq.replication.raft.node import RaftNode
 from escrowmq.replication.state.machine import StateMachine
 from tests.history.events import READ, Event
 from tests.sim.checks.rebuild import check_rebuilt
 from tests.sim.clients import consumers
 from tests.sim.clients.broker_workload import BrokerWorkload
 from tests.sim.clients.ledger import Ledger
-from tests.sim.clients.workload import RawWorkload, Workload
+from tests.sim.clients.workload import Cluster, RawWorkload, Workload
 from tests.sim.environment.world import Violation
-from tests.sim.group.broker_app import BrokerApplication
+from tests.sim.group.broker_app import DIGEST_EVERY, BrokerApplication
 from tests.sim.group.simulation import Plan, Simulation
 
 SEED = 7
 
 
-def quiet(workload: Workload) -> Simulation:
-    return Simulation(SEED, Plan.of(SEED, kind="fifo"), workload=workload, chaos_s=1.5, faults=[])
+def quiet(workload: Workload, kind: type[Simulation] = Simulation) -> Simulation:
+    return kind(SEED, Plan.of(SEED, kind="fifo"), workload=workload, chaos_s=1.5, faults=[])
 
 
 def found(simulation: Simulation) -> Violation:
@@ -40,29 +39,24 @@ def test_a_quiet_schedule_passes(workload: Callable[[], Workload]) -> None:
     quiet(workload()).run()
 
 
-def test_a_group_that_acknowledges_nothing_after_the_calm_is_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
-    simulation = quiet(RawWorkload())
-    propose = RaftNode.propose
+def test_a_group_that_acknowledges_nothing_after_the_calm_is_stuck() -> None:
+    class FallsSilent(RawWorkload):
+        def act(self, cluster: Cluster) -> None:
+            if not cluster.calm:
+                super().act(cluster)
 
-    def swallow(self: RaftNode, command: bytes, done: Callable[[Any, bool | None], None]) -> None:
-        if not simulation.calm:
-            propose(self, command, done)
-
-    monkeypatch.setattr(RaftNode, "propose", swallow)
-    error = found(simulation)
+    error = found(quiet(FallsSilent()))
     assert error.kind == "stuck" and "nothing was acknowledged" in str(error)
 
 
-def test_a_replica_that_stays_down_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    simulation = quiet(RawWorkload())
-    prove = simulation._prove_alive
+def test_a_replica_that_stays_down_is_named() -> None:
+    class WithoutOne(Simulation):
+        def prove_alive(self, before: int) -> list[str]:
+            self.replicas[1].superseded = True  # so nothing starts it again
+            self.replicas[1].crash(power=False)
+            return super().prove_alive(before)
 
-    def without_one(before: int) -> list[str]:
-        monkeypatch.setattr(simulation.replicas[1], "_start", lambda: None)
-        simulation.replicas[1].crash(power=False)
-        return prove(before)
-
-    monkeypatch.setattr(simulation, "_prove_alive", without_one)
+    simulation = quiet(RawWorkload(), WithoutOne)
     simulation.checker.blind = frozenset({"not-converged", "lost-entry"})  # its log shows both
     error = found(simulation)
     assert error.kind == "stuck" and "r1 is down" in str(error)
@@ -74,7 +68,7 @@ def test_a_replica_whose_final_read_ends_short_is_found(monkeypatch: pytest.Monk
 
     def short(app: BrokerApplication, tp: tuple[str, int], position: int, **how: bool) -> Any:
         part = read_all(app, tp, position, **how)
-        if part is None or app._context.name != "r2" or not simulation.calm or not part[2]:
+        if part is None or app.context.name != "r2" or not simulation.calm or not part[2]:
             return part
         return part[0], part[1] - 1, part[2][:-1]
 
@@ -134,14 +128,13 @@ def _time(state: StateMachine) -> None:
 
 @pytest.mark.parametrize("spoil", [_settings, _counts, _audit, _offset, _time])
 def test_a_last_state_that_the_disk_does_not_lead_to_is_found(
-    spoil: Callable[[StateMachine], None], monkeypatch: pytest.MonkeyPatch
+    spoil: Callable[[StateMachine], None],
 ) -> None:
     """The final check compares at any entry: before the end, replicas are compared only at every 32nd one."""
-    monkeypatch.setattr("tests.sim.group.broker_app.DIGEST_EVERY", 1 << 60)
     simulation = quiet(BrokerWorkload())
     simulation.run()
     replica = simulation.replicas[0]
-    assert isinstance(replica.app, BrokerApplication)
+    assert isinstance(replica.app, BrokerApplication) and replica.app.applied_index % DIGEST_EVERY
     spoil(replica.app.replica.state)
     with pytest.raises(Violation) as error:
         check_rebuilt(simulation, replica)
@@ -158,8 +151,8 @@ def test_an_open_transaction_that_no_check_will_ask_for_is_found() -> None:
             state = replica.app.replica.state
             if not lost and any(tx.due_ms >= 0 for _, _, tx in state.transactions.iterate_open()):
                 lost.append(replica.name)
-                state.due._buckets.clear()
-                state.due._due.clear()
+                state.due.buckets.clear()
+                state.due.queues.clear()
                 check_rebuilt(simulation, replica)
         simulation.world.later(0.01, lose)
 

@@ -327,7 +327,7 @@ class DelayedMessages:
                 return False
             for id, time_ms in read:
                 found.setdefault(id, []).append((tp, time_ms))
-        now_ms = leader.replica.group_ms(leader._now_ms())
+        now_ms = leader.replica.group_ms(leader.now_ms())
         for item in (*self._old, *self.items):
             judge(item, found.get(item.id, ()), now_ms, known.info.topic_id)
         for app in replicas:

@@ -140,7 +140,7 @@ class Punctual:
             self._leader = None
             return
         replica, app = leaders[0]
-        now_ms = app.replica.group_ms(int(app._now_s * 1000))
+        now_ms = app.replica.group_ms(int(app.now_s * 1000))
         leader = replica.name, replica.incarnation, replica.node.term
         if leader != self._leader:
             self._leader, self._since_s, self._since_ms = leader, now_s, now_ms

@@ -107,7 +107,7 @@ class FencedProducer(Producer):
         """The wall clock of its machine, which is sometimes set."""
         if self._luck.random() < 0.01:
             self._ahead_s = CLOCKS_DIFFER_S * (self._luck.random() - 0.5)
-        return self._desk.world.now * self._clocks_run + self._ahead_s
+        return self.desk.world.now * self._clocks_run + self._ahead_s
 
     def die(self) -> None:
         super().die()
@@ -120,7 +120,7 @@ class FencedProducer(Producer):
         for tx in batch:
             tx.running = True
             if not tx.decided:
-                self._ledger.enter(tx, Phase.LOCAL)
+                self.ledger.enter(tx, Phase.LOCAL)
             self._fibres.start(self.name, self._local, tx)
 
     def _pause(self, chance: float, most_s: float) -> None:
@@ -138,7 +138,7 @@ class FencedProducer(Producer):
             wanted = "ROLLBACK"
         outcome = self._as_stored(prepared, wanted)
         tx.running = False
-        self._ledger.leave(tx, Phase.LOCAL)
+        self.ledger.leave(tx, Phase.LOCAL)
         if outcome is None:
             self.running.discard(tx.tx)  # left to the check
         elif not self._may_die():
@@ -175,7 +175,7 @@ class FencedProducer(Producer):
     def _outcome(self, tx: ClientTx, prepared: _Prepared) -> str | None:
         """The outcome of the local transaction; None: unknown, and the check has to find out."""
         hides = self._shape.random() < HIDES
-        calm = self._desk.cluster.calm
+        calm = self.desk.cluster.calm
         if not calm:
             self._pause(LATE, LATE_S)
         try:
@@ -209,7 +209,7 @@ class FencedProducer(Producer):
     def ask(self, tx_id: str, told: Callable[[TransactionState, Trouble], None]) -> None:
         """Ask the fence; several checks that arrive together are asked with one call."""
         if not self._to_ask:
-            self._desk.later(TOGETHER_S * self._luck.random(), self._ask_all)
+            self.desk.later(TOGETHER_S * self._luck.random(), self._ask_all)
         self._to_ask.append((tx_id, told))
 
     def _ask_all(self) -> None:

@@ -44,11 +44,11 @@ class Producer:
 
     def __init__(self, name: str, app: str, desk: Desk, ledger: Ledger) -> None:
         self.name, self.app, self.alive = name, app, True
-        self._desk, self._ledger = desk, ledger
-        self._rng = desk.world.stream(f"producer-{name}")
+        self.desk, self.ledger = desk, ledger
+        self.rng = desk.world.stream(f"producer-{name}")
         self._sequence: dict[tuple[str, int], int] = {}
         self._sending: set[tuple[str, int]] = set()
-        self._big = self._rng.random() < 0.1
+        self._big = self.rng.random() < 0.1
         self._mine: list[ClientTx] = []
         self._habits = desk.world.stream(f"habits-{name}")
         #: Its running transactions, from before the PREPARE until the decision is answered.
@@ -64,9 +64,9 @@ class Producer:
             if tx.producer != self.name:
                 continue  # another one has taken it up
             tx.running = tx.awaits_answer = False
-            self._ledger.leave(tx, *OF_PRODUCERS)
+            self.ledger.leave(tx, *OF_PRODUCERS)
             if not tx.decided and tx.parts_durable:
-                self._ledger.enter(tx, Phase.ORPHANED)
+                self.ledger.enter(tx, Phase.ORPHANED)
 
     def left_behind(self) -> list[ClientTx]:
         """Its undecided transactions."""
@@ -80,19 +80,19 @@ class Producer:
         return self.alive and now >= self._silent_until
 
     def _may_die(self) -> bool:
-        if not self._desk.cluster.calm and self._rng.random() < DEATH:
+        if not self.desk.cluster.calm and self.rng.random() < DEATH:
             self.die()
         return not self.alive
 
     def _value(self, id: str) -> bytes:
-        size = BIG if self._big and self._rng.random() < 0.1 else self._rng.choice(SIZES)
+        size = BIG if self._big and self.rng.random() < 0.1 else self.rng.choice(SIZES)
         return body(id, size)
 
     # -------------------------------------------------------------- transactions
 
     def transact(self, numbers: Sequence[int]) -> list[ClientTx]:
         """Prepare these transactions with one request, or all with two; returns them."""
-        rng, topic = self._rng, self._rng.choice(("t", "t", "t", "u"))
+        rng, topic = self.rng, self.rng.choice(("t", "t", "t", "u"))
         parts = 2 if rng.random() < 0.15 else 1
         batch, rows = [], []
         for number in numbers:
@@ -107,15 +107,15 @@ class Producer:
             tx = ClientTx(self.app, tx_id, sent, parts, self.name)
             if self._habits.random() < GIVEN:
                 tx.content = topic, values
-            self._ledger.transactions[self.app, tx_id] = tx
+            self.ledger.transactions[self.app, tx_id] = tx
             batch.append(tx)
             rows.append(values)
         self._mine += batch
         self.running.update(tx.tx for tx in batch)
-        recorder = self._ledger.recorder
+        recorder = self.ledger.recorder
         records = [recorder.invoke("prepare", app=self.app, tx=t.tx, messages=t.sent) for t in batch]
         for tx in batch:
-            self._ledger.enter(tx, Phase.PREPARING)
+            self.ledger.enter(tx, Phase.PREPARING)
         _Preparation(self, batch, topic, rows, records).go_on()
         return batch
 
@@ -124,12 +124,12 @@ class Producer:
         runs the transaction."""
         if not self.alive or tx.decided or tx.content is None:
             return
-        if self._desk.cluster.calm:
+        if self.desk.cluster.calm:
             return  # the end waits until nothing is open and then reads: nothing new may be opened meanwhile
         tx.producer, tx.awaits_answer = self.name, True
         self._mine.append(tx)
         self.running.add(tx.tx)
-        recorder, (topic, values) = self._ledger.recorder, tx.content
+        recorder, (topic, values) = self.ledger.recorder, tx.content
         record = recorder.invoke("prepare", app=self.app, tx=tx.tx, messages=tx.sent)
         _Preparation(self, [tx], topic, [values], [record]).go_on()
 
@@ -137,12 +137,12 @@ class Producer:
         """All are durable on a majority: run their local transactions."""
         for tx in batch:
             tx.prepared = True
-            self._ledger.leave(tx, Phase.PREPARED, Phase.PREPARING, Phase.PREPARED_IN_PART, Phase.ORPHANED)
+            self.ledger.leave(tx, Phase.PREPARED, Phase.PREPARING, Phase.PREPARED_IN_PART, Phase.ORPHANED)
         if batch and not self._may_die():
             self._run_locally(batch)
 
     def _run_locally(self, batch: Sequence[ClientTx]) -> None:
-        rng = self._rng
+        rng = self.rng
         duration = rng.choice((0.0, 0.02, 0.1, 0.1)) if rng.random() < 0.8 else 0.4 + 1.5 * rng.random()
         if self._habits.random() < SLOW:
             duration += SLOW_S * self._habits.random()  # a lock wait
@@ -150,23 +150,23 @@ class Producer:
         for tx in batch:
             tx.running = True
             if not tx.decided:
-                self._ledger.enter(tx, Phase.LOCAL)
-            self._desk.later(settles_at, self._settle, tx)
-        self._desk.later(duration, self._local_done, batch)
+                self.ledger.enter(tx, Phase.LOCAL)
+            self.desk.later(settles_at, self._settle, tx)
+        self.desk.later(duration, self._local_done, batch)
 
     def _settle(self, tx: ClientTx) -> None:
         if self.alive:
-            wanted = "ROLLBACK" if self._rng.random() < 0.25 else "COMMITTED"
-            self._ledger.settle_locally(self.app, tx.tx, wanted)
+            wanted = "ROLLBACK" if self.rng.random() < 0.25 else "COMMITTED"
+            self.ledger.settle_locally(self.app, tx.tx, wanted)
 
     def _local_done(self, batch: Sequence[ClientTx]) -> None:
         if not self.alive or self._may_die():
             return
         for tx in batch:
             tx.running = False
-            self._ledger.leave(tx, Phase.LOCAL)
+            self.ledger.leave(tx, Phase.LOCAL)
         for outcome, chosen in self._as_stands(batch):
-            once = self._rng.random() < 0.15
+            once = self.rng.random() < 0.15
             self._decide(chosen, outcome, once)
             if self._may_die():
                 return
@@ -179,7 +179,7 @@ class Producer:
 
     def _as_stands(self, batch: Sequence[ClientTx]) -> list[tuple[str, list[ClientTx]]]:
         """The transactions by their outcome in the database; those without a row were rolled back."""
-        outcomes = {tx: self._ledger.settle_locally(self.app, tx.tx, "ROLLBACK") for tx in batch}
+        outcomes = {tx: self.ledger.settle_locally(self.app, tx.tx, "ROLLBACK") for tx in batch}
         chosen = [(o, [tx for tx in batch if outcomes[tx] == o]) for o in ("COMMITTED", "ROLLBACK")]
         return [(outcome, of_it) for outcome, of_it in chosen if of_it]
 
@@ -189,9 +189,7 @@ class Producer:
         def over() -> None:
             self.running.difference_update(ids)
 
-        Decision(
-            self._desk, self._ledger, batch, outcome, "producer", lambda: self.alive, once=once, then=over
-        )
+        Decision(self.desk, self.ledger, batch, outcome, "producer", lambda: self.alive, once=once, then=over)
         if once:
             over()
 
@@ -199,11 +197,11 @@ class Producer:
 
     def send(self, number: int) -> None:
         """Send one batch to a partition, with the next sequence number, if none is in flight."""
-        tp = self._rng.choice(PARTITIONS)
+        tp = self.rng.choice(PARTITIONS)
         if tp in self._sending:
             return
-        ids = [f"m{number}.{n}" for n in range(self._rng.choice((1, 1, 3)))]
-        recorder = self._ledger.recorder
+        ids = [f"m{number}.{n}" for n in range(self.rng.choice((1, 1, 3)))]
+        recorder = self.ledger.recorder
         op = recorder.invoke("send", producer=self.name, messages=[Sent(id, *tp) for id in ids])
         sequence = self._sequence.get(tp, 0)
         self._sending.add(tp)
@@ -221,7 +219,7 @@ class Producer:
 
         rows = [encode_row(None, self._value(id), None, None) for id in ids]
         request = ops.message(*tp, self.name, 0, sequence, rows)
-        self._desk.call(request, stored, lambda: self.alive)
+        self.desk.call(request, stored, lambda: self.alive)
 
 
 class _Preparation:
@@ -240,8 +238,8 @@ class _Preparation:
         self._part, self._settled = 0, set[str]()
         self._call: Call | None = None
         self._over = False
-        if producer._rng.random() < IMPATIENCE:
-            producer._desk.later(0.05 + producer._rng.random(), self._lose_patience)
+        if producer.rng.random() < IMPATIENCE:
+            producer.desk.later(0.05 + producer.rng.random(), self._lose_patience)
 
     def go_on(self) -> None:
         producer = self._producer
@@ -249,13 +247,13 @@ class _Preparation:
             return
         if self._part < self._batch[0].parts:
             request = self._request()
-            self._call = producer._desk.call(
+            self._call = producer.desk.call(
                 request, self._answered, lambda: producer.alive, hears=self._hears
             )
             return
         self._over = True
         for op in self._records:
-            producer._ledger.recorder.ok(op)
+            producer.ledger.recorder.ok(op)
         producer.running -= self._settled
         producer.prepared([tx for tx in self._batch if tx.tx not in self._settled])
 
@@ -274,13 +272,13 @@ class _Preparation:
         code = results[0][0]
         problems = results[0][1] if code == ResultCode.PARTIAL else []
         if any(p[1] == ResultCode.STALE for p in problems):  # retry, with the time heard just now
-            self._producer._desk.later(0.01, self.go_on)
+            self._producer.desk.later(0.01, self.go_on)
             return
         # DUPLICATE: the same bytes arrived before, and it is already decided.
         bad = [p for p in problems if p[1] != ResultCode.DUPLICATE]
         if code not in (ResultCode.OK, ResultCode.PARTIAL) or bad:
             raise Violation(f"a PREPARE was answered {results[0]}", "unexpected-answer")
-        recorder = self._producer._ledger.recorder
+        recorder = self._producer.ledger.recorder
         for number, _, state in problems:
             tx = self._batch[number]
             self._settled.add(tx.tx)  # its local transaction is not run
@@ -295,7 +293,7 @@ class _Preparation:
         if self._call is not None:
             self._call.end()
         for op in self._records:
-            self._producer._ledger.recorder.unknown(op, "no answer in time")
+            self._producer.ledger.recorder.unknown(op, "no answer in time")
         self._producer.give_up(self._batch)
 
 

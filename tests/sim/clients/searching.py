@@ -8,16 +8,12 @@ draws from a generator of its own, so that schedules stay as they are.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
-from contextlib import contextmanager
 from weakref import WeakKeyDictionary
 
 from escrowmq.cluster.testing.memory_disk import MemoryDisk
 from escrowmq.replication.errors import EscrowMQError
-from escrowmq.replication.format import find_rows
 from escrowmq.replication.format.codec import decode_rows
 from escrowmq.replication.format.find_table import KEY, TX_ID
-from escrowmq.replication.host import finding
 from escrowmq.replication.host.finding import SUFFIX, BlockKey, Finder, FindFiles, Sought
 from escrowmq.replication.model import NO_ID
 from escrowmq.replication.replica.fetching import FetchResult
@@ -25,6 +21,7 @@ from escrowmq.replication.replica.replica import Replica
 from tests.sim.environment.disk import SimDisk
 from tests.sim.environment.world import Violation
 
+#: Messages of a block: so few that a schedule fills some.
 BLOCK = 16
 #: One fetch in so many is followed by a search; of these, one in so many by damage to a file.
 EVERY, DAMAGE_EVERY = 6, 8
@@ -46,6 +43,7 @@ class Searching:
             name="find",
             clock=lambda: 0.0,
             own_thread=False,
+            block_offsets=BLOCK,
         )
 
     def after(self, result: FetchResult) -> None:
@@ -60,19 +58,19 @@ class Searching:
         kind, needle = (KEY, key) if tx_id is None else (TX_ID, tx_id.encode())
         if needle is None or base + at < start:
             return
-        with small_blocks():
-            try:
-                found = self._found(Sought(topic, number, NO_ID, kind, needle), start, end)
-            except EscrowMQError:
-                return  # damage: another replica is asked
+        try:
+            found = self._found(Sought(topic, number, NO_ID, kind, needle), start, end)
+        except EscrowMQError:
+            return  # damage: another replica is asked
         if base + at not in found:
             text = (
                 f"{self._name}: {needle!r} at offset {base + at} of {topic}/{number} was not found in {found}"
             )
             raise Violation(text, "find-missed")
         if self._fetches % (EVERY * DAMAGE_EVERY) == 0 and (names := self._disk.names()):
-            data = self._disk._files[self._rng.choice(names)].data
-            data[self._rng.randrange(len(data))] ^= 1
+            file = self._disk.open(self._rng.choice(names))
+            at = self._rng.randrange(file.size())
+            file.write_at(at, bytes([file.read(at, 1)[0] ^ 1]))
 
     def files(self) -> list[BlockKey]:
         """Of which slots and blocks this disk has files."""
@@ -86,14 +84,3 @@ class Searching:
             assert answer.code == 0 and answer.reached > at
             offsets, at = offsets + list(answer.offsets), answer.reached
         return offsets
-
-
-@contextmanager
-def small_blocks() -> Iterator[None]:
-    """Blocks so small that a schedule fills some."""
-    usual = finding.BLOCK_OFFSETS
-    finding.BLOCK_OFFSETS = find_rows.BLOCK_OFFSETS = BLOCK
-    try:
-        yield
-    finally:
-        finding.BLOCK_OFFSETS = find_rows.BLOCK_OFFSETS = usual

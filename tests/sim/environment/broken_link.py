@@ -28,7 +28,7 @@ class BrokenLink:
     """The broken link of one group, if it has one."""
 
     def __init__(self, simulation: Simulation) -> None:
-        self._sim = simulation
+        self.sim = simulation
         rng = simulation.world.stream(f"broken-link{simulation.prefix}")
         works = rng.random() < SHARE
         #: From one replica to another, by name.
@@ -42,49 +42,49 @@ class BrokenLink:
         if self.link is None or self._begun:
             return
         if not self.works(0):
-            self._sim.world.later(STEP_S, self._break)
+            self.sim.world.later(STEP_S, self._break)
             return
         self._begun = True
         a, b = self.link
-        self._sim.network.block([(a, b)])
-        self._sim.world.later(DEAD_PEER_MS / 1000, self._close)
-        self._sim.happened(f"the link from {a} to {b} breaks for ever")
+        self.sim.network.block([(a, b)])
+        self.sim.world.later(DEAD_PEER_MS / 1000, self._close)
+        self.sim.happened(f"the link from {a} to {b} breaks for ever")
 
     def _close(self) -> None:
         """The kernel gives up a connection whose other side acknowledges nothing."""
-        if self.link is not None and not self._sim.network.reaches(*self.link):
-            self._sim.network.cut(*self.link)
-            self._sim.world.later(DEAD_PEER_MS / 1000, self._close)
+        if self.link is not None and not self.sim.network.reaches(*self.link):
+            self.sim.network.cut(*self.link)
+            self.sim.world.later(DEAD_PEER_MS / 1000, self._close)
 
     def healed(self) -> None:
         """All faults end, but for this one."""
         if not self._begun:
             self.link = None
         if self.link is not None:
-            self._sim.network.block([self.link])
+            self.sim.network.block([self.link])
 
     def mend(self) -> None:
         """It works from now on."""
         if self.link is not None:
-            self._sim.network.unblock([self.link])
+            self.sim.network.unblock([self.link])
             self.link = None
 
     # -------------------------------------------------------------- the promise
 
     def works(self, before: int) -> bool:
         """Whether more was acknowledged than the ``before`` entries of the time when the faults ended."""
-        return len(self._sim.checker.acknowledged) > before
+        return len(self.sim.checker.acknowledged) > before
 
     def judge(self) -> None:
         """It does not work, long after the faults."""
         if self._may_lead():
-            leading = [one.name for one in self._sim.replicas if one.up and one.node.ready]
+            leading = [one.name for one in self.sim.replicas if one.up and one.node.ready]
             text = f"{self.link} is broken, {leading} lead, and nothing is acknowledged"
             raise Violation(text, "link-blocks")
 
     def _may_lead(self) -> bool:
         """Whether some replica reaches a majority of full members."""
-        sim = self._sim
+        sim = self.sim
         up = [replica for replica in sim.replicas if replica.up]
         fit = [one for one in up if not (one.node.rejoining or one.flipped or one.wants_copy)]
         voters = [members.voters for members in sim.configurations()] or [sim.names]
@@ -114,7 +114,7 @@ def prove(links: Sequence[BrokenLink], before: Sequence[int], act: Callable[[], 
     broken = [(link, n) for link, n in zip(links, before, strict=True) if link.link is not None]
     if not broken:
         return
-    world = broken[0][0]._sim.world
+    world = broken[0][0].sim.world
     until = world.now + WITHIN_S
     while world.now < until and not all(link.works(n) for link, n in broken):
         act()

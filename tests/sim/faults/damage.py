@@ -140,7 +140,7 @@ def knows_less(replica: SimReplica) -> bool:
         return True
     # Without any file of a log it starts as one that has lost it, if it was a member before.
     nothing = not (has_history(replica.disk) or segment_firsts(replica.disk))
-    return nothing and not replica.is_new and bool(replica._sim.checker.acknowledged)
+    return nothing and not replica.is_new and bool(replica.sim.checker.acknowledged)
 
 
 def sound_entries(replica: SimReplica) -> set[tuple[int, int]]:
@@ -151,7 +151,7 @@ def sound_entries(replica: SimReplica) -> set[tuple[int, int]]:
 
 def _may_be_removed(replica: SimReplica) -> bool:
     """Whether a configuration that may be in force is without this replica."""
-    sim = replica._sim
+    sim = replica.sim
     return sim.operators.begun > 0 and any(replica.name not in one.voters for one in sim.configurations())
 
 

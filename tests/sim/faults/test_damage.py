@@ -12,10 +12,11 @@ import pytest
 
 from escrowmq.replication.format.membership import Members, encode_members
 from escrowmq.replication.log.journal import SegmentJournal
+from escrowmq.replication.replica.checkpoints import snapshot_name
 from tests.sim.clients.workload import RawWorkload
 from tests.sim.environment.disk import SimDisk
-from tests.sim.faults import damage as damages
-from tests.sim.faults.damage import a_majority_holds, may_drop, sound_on_disk
+from tests.sim.faults.damage import a_majority_holds, flip_in_vote, may_drop, sound_on_disk
+from tests.sim.faults.unfound import has_damaged_state, has_damaged_vote
 from tests.sim.group.replica import SimReplica
 from tests.sim.group.simulation import Plan, Simulation
 
@@ -120,18 +121,18 @@ def test_an_empty_disk_keeps_nothing(group: Simulation) -> None:
     assert not keeps_all(group)
 
 
-def test_what_retention_removed_is_kept_by_the_state(
-    retained: Simulation, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_retention_removed_is_kept_by_the_state(retained: Simulation) -> None:
     """Broker seed 2710557 over three groups: a log without its beginning counted as a copy of everything,
     although the run file of the snapshots was damaged."""
-    for spoilt in (0, 1, 2):
-        unsound = retained.replicas[:spoilt]
-        monkeypatch.setattr(damages, "has_damaged_state", unsound.__contains__)
+    for spoilt, replica in enumerate(retained.replicas):
         assert keeps_all(retained) == (spoilt < 2)
+        replica.disk.write_atomic(snapshot_name(1), [b"damaged"])
+        assert has_damaged_state(replica)
 
 
-def test_who_has_lost_its_vote_elects_nobody(group: Simulation, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_has_lost_its_vote_elects_nobody(group: Simulation) -> None:
     assert keeps_all(group)
-    monkeypatch.setattr(damages, "has_damaged_vote", group.replicas[1:2].__contains__)
+    rng = random.Random(0)
+    while not has_damaged_vote(group.replicas[1]):
+        assert flip_in_vote(group.replicas[1], rng)
     assert not keeps_all(group), "the first one has a damaged entry"

@@ -29,9 +29,8 @@ def started(*, retain: bool) -> Simulation:
     """Three replicas with a leader, and clients, after two seconds without faults."""
     plan, workload = Plan.of(5, size=3, kind="fifo"), RawWorkload(retain)
     simulation = Simulation(5, plan, workload=workload, faults=[], chaos_s=60.0)
-    for replica in simulation.replicas:
-        simulation.world.later(replica.rng.random() * 0.1, replica.start)
-    simulation.world.later(0.5, simulation._act)
+    simulation.boot()
+    simulation.world.later(0.5, simulation.act)
     simulation.world.run(START_S + 2.0)
     assert simulation.leaders() and all(r.up for r in simulation.replicas)
     return simulation
@@ -108,7 +107,7 @@ def test_an_ambush_that_waits_in_vain_is_not_logged(sim: Simulation) -> None:
 @pytest.mark.parametrize("power", [False, True])
 def test_what_is_armed_is_forgotten_in_a_crash(sim: Simulation, kind: str, power: bool) -> None:
     for replica in sim.replicas:
-        replica._job = None  # the part of a sync that a crash completes could meet the failure
+        replica.job = None  # the part of a sync that a crash completes could meet the failure
     strike(sim, kind, 6)
     stop_all(sim, power=power)
     for replica in sim.replicas:

@@ -39,7 +39,7 @@ def ask(simulation: Simulation, goal: Goal) -> Change:
     operators, change = simulation.operators, Change(goal)
     operators.begun += 1
     operators.under_way.append(change)
-    operators._ask_soon()
+    operators.ask_soon()
     return change
 
 
@@ -103,7 +103,7 @@ def test_none_votes_either_whose_damage_would_make_a_majority(monkeypatch: pytes
         monkeypatch.undo()
         for sound in (False, True):
             leader.spoilt = learner.spoilt = not sound
-            simulation.operators._ask_unless_misled(change, leader, leader.node.members.version)
+            simulation.operators.ask_unless_misled(change, leader, leader.node.members.version)
             seen.append(simulation.operators.misled)
         leader.spoilt = learner.spoilt = True
 

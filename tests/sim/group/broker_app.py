@@ -68,12 +68,12 @@ class BrokerApplication:
         gid: int = 0,
         groups: int = 1,
     ) -> None:
-        self._context, self._on_entry = context, on_entry
+        self.context, self._on_entry = context, on_entry
         self.cluster: Cluster | None = None
         #: What the process has beside its replica: the bounds of its tables are checked, too.
         self.beside: list[Any] = []
         self.group_service: Any = None  # of recreated/members.py, made when a member first calls this process
-        self._now_s = 0.0
+        self.now_s = 0.0
         self.checkpoints = Checkpoints(context.disk, delay_bytes=200 * number_of(context.name), fan_in=FAN_IN)
         state, _ = self.checkpoints.recover(lambda: _empty_state(gid, groups), doubtful=context.doubtful)
         self.replica = Replica(
@@ -103,7 +103,7 @@ class BrokerApplication:
 
     def attach(self, raft: RaftNode) -> None:
         self.replica.attach(_Telling(raft, self), raft.clocks)
-        raft.clocks.tell = lambda: int(self._context.wall_clock() * 1000)
+        raft.clocks.tell = lambda: int(self.context.wall_clock() * 1000)
 
     def apply(self, index: int, term: int, command: bytes) -> Any:
         results = self.replica.apply(index, term, command)
@@ -111,12 +111,12 @@ class BrokerApplication:
         return results
 
     def after_tick(self, now_s: float) -> None:
-        self._now_s = now_s
+        self.now_s = now_s
         now_ms = int(now_s * 1000)
         self.replica.pump(now_ms)
 
     def _on_timer(self, clock_s: float) -> float:
-        self.replica.on_timer(int(self._now_s * 1000))
+        self.replica.on_timer(int(self.now_s * 1000))
         return clock_s + TIMER_S
 
     def timer_s(self) -> float:
@@ -128,7 +128,7 @@ class BrokerApplication:
             job.run()
             done()
 
-        self._context.later(self._context.rng.random() * 0.3, write)
+        self.context.later(self.context.rng.random() * 0.3, write)
 
     def digest(self, force: bool = False) -> bytes | None:
         state = self.replica.state
@@ -142,7 +142,7 @@ class BrokerApplication:
         fitting = [index for index in self.checkpoints.indexes if index <= last]
         if not fitting:
             return []  # the whole log will do
-        parts = [name for name in self._context.disk.names() if name.endswith(STATE_PARTS)]
+        parts = [name for name in self.context.disk.names() if name.endswith(STATE_PARTS)]
         return [*parts, snapshot_name(fitting[-1])]
 
     def want_checkpoint(self) -> None:
@@ -161,7 +161,7 @@ class BrokerApplication:
         the topic that is meant; ``NO_ID``: any of that name."""
         named = () if topic_id == NO_ID else (NO_END, topic_id)
         request = (topic, number, offset, *named)
-        results = self._context.guarded(lambda: self.replica.fetch([request], max_bytes))
+        results = self.context.guarded(lambda: self.replica.fetch([request], max_bytes))
         if not results:
             return None
         self.searching.after(results[0])
@@ -169,16 +169,16 @@ class BrokerApplication:
 
     def lock_due(self, app: str, topic: str, most: int, lease_s: float, owner: str) -> list[tuple[Any, ...]]:
         """The answer to a feedback actor; nothing unless this replica is a ready leader."""
-        raft = self.replica._raft
+        raft = self.replica.raft
         if raft is None or not raft.ready:
             return []
-        return lock_due(self.replica.state, app, topic, most, lease_s, owner, self._now_ms())
+        return lock_due(self.replica.state, app, topic, most, lease_s, owner, self.now_ms())
 
     def release(self, app: str, tx_ids: Sequence[str], owner: str, waits_ms: Sequence[int]) -> None:
-        self.replica.state.due.release(app, tx_ids, owner, self._now_ms(), waits_ms)
+        self.replica.state.due.release(app, tx_ids, owner, self.now_ms(), waits_ms)
 
-    def _now_ms(self) -> int:
-        return self.replica.group_ms(int(self._now_s * 1000))
+    def now_ms(self) -> int:
+        return self.replica.group_ms(int(self.now_s * 1000))
 
 
 def _empty_state(gid: int, groups: int) -> StateMachine:

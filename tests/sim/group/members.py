@@ -86,21 +86,21 @@ class Operators:
         self.under_way.append(change)
         if not self._asking:
             self._asking = True
-            self._ask_soon()
+            self.ask_soon()
         return f"{kind} +{','.join(add)} -{','.join(remove)}"
 
     # -------------------------------------------------------------- the operators
-    def _ask_soon(self) -> None:
+    def ask_soon(self) -> None:
         self._sim.world.later(ASK_EVERY_S * (0.2 + self._rng.random()), self._ask)
 
     def _ask(self) -> None:
-        self._ask_soon()
+        self.ask_soon()
         for change in list(self.under_way):
             if (leader := self._leader()) is None or change.looked:
                 continue
             seen = leader.node.members.version
             if not change.late_s:
-                self._ask_unless_misled(change, leader, seen)
+                self.ask_unless_misled(change, leader, seen)
             else:
                 change.looked = True
                 late_s = change.late_s * (0.5 + self._late.random())
@@ -111,14 +111,14 @@ class Operators:
         change.looked = False
         leader = self._leader()
         if leader is not None and change in self.under_way:
-            self._ask_unless_misled(change, leader, seen)
+            self.ask_unless_misled(change, leader, seen)
 
     def _leader(self) -> SimReplica | None:
         sim = self._sim
         leaders = [r for r in sim.replicas if r.up and r.node.is_leader and sim.world.now >= r.paused_until]
         return self._rng.choice(leaders) if leaders else None
 
-    def _ask_unless_misled(self, change: Change, leader: SimReplica, version: int) -> None:
+    def ask_unless_misled(self, change: Change, leader: SimReplica, version: int) -> None:
         """Ask for the next step, unless it leaves no majority of voters that know what they promised, and the
         leader cannot know that. What the leader knows, it has to judge itself."""
         node = leader.node

@@ -66,7 +66,7 @@ class SimReplica:
         twins = self.address.count("+") if number else 0  # earlier ones with the same incarnation number
         self.incarnation = number * LIVES + twins * LIVES // 10
         self.began = False  # its process started once
-        self._sim, self._world = simulation, simulation.world
+        self.sim, self._world = simulation, simulation.world
         stream = simulation.world.stream
         self.rng, self._sync_rng, self._fail_rng = (
             stream(self.address),
@@ -87,7 +87,7 @@ class SimReplica:
         self.forgotten = False
         self.scrubbed = ""  # progress of the scrub (a file, in the broker)
         self.opening = False  # the process is up and waits for data from peers
-        self._tries = self._copies = self._ticks = self._idle_ticks = 0
+        self._tries = self._copies = self.ticks = self._idle_ticks = 0
         self.flipped = False  # bits of its log were flipped and not all replaced yet
         self.spoilt = False  # its vote or state was damaged: it may have to learn or copy
         self.clock_ahead_s = self.wall_ahead_s = 0.0  # jumps of the monotonic and of the wall clock
@@ -105,14 +105,14 @@ class SimReplica:
         """Start the process, after a repair if it needs one; retry if that is not possible now."""
         if self.up or self.superseded:
             return
-        if self._world.now < self._sim.down_until:
-            self._world.later(self._sim.down_until - self._world.now, self.start)
+        if self._world.now < self.sim.down_until:
+            self._world.later(self.sim.down_until - self._world.now, self.start)
             return
         self.opening = True
         try:
             self._working = True
             patience_s = math.inf if self._tries < COPY_TRIES else 0.0
-            SimRestoring(self._sim, self, patience_s).restore()
+            SimRestoring(self.sim, self, patience_s).restore()
             self._start()
             return
         except PowerCut:
@@ -161,13 +161,13 @@ class SimReplica:
         """Now and then the power fails in the middle of a copy, before it, or right after it."""
         self._copies += 1
         rng = self._world.stream(f"copying-{self.address}-{self._copies}")
-        if not self._sim.calm and rng.random() < CRASHES_WHILE_COPYING["share"]:
+        if not self.sim.calm and rng.random() < CRASHES_WHILE_COPYING["share"]:
             self.crash_at_effect(rng.randrange(rng.choice((4, 40))), True)
 
     def recover(self, doubtful: bool) -> SimReplica:
         """Open the log and the state, as ``opening.py`` does after the repair. What it asks to be called
         later belongs to this attempt."""
-        sim, self.incarnation = self._sim, self.incarnation + 1
+        sim, self.incarnation = self.sim, self.incarnation + 1
         try:
             self.journal = SegmentJournal(
                 self.disk, segment_bytes=sim.plan.segment_bytes, cache_bytes=CACHE_BYTES, mendable=True
@@ -197,8 +197,8 @@ class SimReplica:
     def _found_damage(self, error: CorruptLog) -> None:
         if not self.flipped and not self.spoilt:
             raise Unexplained(error)
-        self._sim.happened(f"{self.name} finds damage: {error}")
-        self._sim.damage_found += 1
+        self.sim.happened(f"{self.name} finds damage: {error}")
+        self.sim.damage_found += 1
 
     def close(self) -> None:
         """An opening fails late: the next one opens everything again."""
@@ -215,10 +215,10 @@ class SimReplica:
         elif isinstance(error, ApplyFailed) and not isinstance(corrupt, DiskFailed | FsyncFailed):
             raise error
         else:
-            self._sim.disk_failures += not isinstance(error, DiskFull)
+            self.sim.disk_failures += not isinstance(error, DiskFull)
         reboot = self.disk.reboot_needed or self._fail_rng.random() < 0.3
         if self.up:
-            self._sim.crash(self, reboot, self._fail_rng)
+            self.sim.crash(self, reboot, self._fail_rng)
         elif reboot:
             self._cut_power()
         else:
@@ -235,15 +235,15 @@ class SimReplica:
     def lose_log(self) -> None:
         """From now on this replica knows less than it promised; see replication/raft/rejoin.py."""
         self.forgotten = True
-        self._sim.network.silence(self.name)
+        self.sim.network.silence(self.name)
 
     def _start(self) -> None:
-        sim = self._sim
+        sim = self.sim
         self.up, self.began, self.paused_until = True, True, 0.0
         self._effects_left = None
         self._tick_queued = self._wake_queued = self._quiet = False
         self._checked_to = 0  # bounds were checked after this entry was applied
-        self._job: SyncJob | None = None
+        self.job: SyncJob | None = None
         self.links.inbox.clear()
         self._put_off.clear()
         learner = self.meta.exists(LEARNER)
@@ -279,12 +279,12 @@ class SimReplica:
         if not self.up:
             return
         self.up, self.opening, self._effects_left = False, False, None
-        note_mended(self._sim, self)
-        self._sim.happened(f"{self.address} {'loses power' if power else 'is killed'}")
-        if self._job is not None and self._fail_rng.random() < 0.5:
+        note_mended(self.sim, self)
+        self.sim.happened(f"{self.address} {'loses power' if power else 'is killed'}")
+        if self.job is not None and self._fail_rng.random() < 0.5:
             self.disk.stop_after(self._fail_rng.randrange(4))
             try:
-                self._job.run()
+                self.job.run()
             except PowerCut:
                 pass
             except (DiskFailed, FsyncFailed):
@@ -293,7 +293,7 @@ class SimReplica:
             self._cut_power()
         else:
             self._kill()
-        self._sim.network.host_down(self.address)
+        self.sim.network.host_down(self.address)
 
     def lose_disk(self) -> None:
         """The machine is destroyed; an empty one takes its name, as a further incarnation."""
@@ -304,18 +304,18 @@ class SimReplica:
         self.disk = SimDisk(self._world.stream(f"disk-{self.address}-{self.incarnation}"))
         self.forgotten, self.flipped = True, False
         self.spoilt, self.scrubbed = False, ""
-        self._sim.network.silence(self.name)
-        self._sim.happened(f"{self.name} loses its disk")
+        self.sim.network.silence(self.name)
+        self.sim.happened(f"{self.name} loses its disk")
 
     @property
     def members_change(self) -> bool:
         """Whether a change of this group's members was ever requested."""
-        return self._sim.operators.begun > 0
+        return self.sim.operators.begun > 0
 
     @property
     def hosts(self) -> int:
         """Number of processes that ever were on the network."""
-        return len(self._sim.network.hosts)
+        return len(self.sim.network.hosts)
 
     def clock(self) -> float:
         """The monotonic clock; it may jump ahead but never back."""
@@ -353,7 +353,7 @@ class SimReplica:
             self._working, self._quiet = True, False
             return fn()
         except PowerCut:
-            self._sim.crash(self, self._effects_power, self._fail_rng)
+            self.sim.crash(self, self._effects_power, self._fail_rng)
         except (Superseded, ToldSuperseded) as error:
             self.superseded_by = error.by if isinstance(error, Superseded) else error.by.number
             self.give_up(str(error))
@@ -366,7 +366,7 @@ class SimReplica:
     def give_up(self, why: str) -> None:
         """It was replaced: it never starts again."""
         self.superseded = True
-        self._sim.happened(f"{self.address} gives up: {why}")
+        self.sim.happened(f"{self.address} gives up: {why}")
         self.crash(power=False)
 
     def crash_at_effect(self, number: int, power: bool) -> None:
@@ -382,7 +382,7 @@ class SimReplica:
         if self._effects_left <= 0:  # also for every further effect while the stack unwinds
             if self._effects_left == 0:
                 self._effects_left = -1
-                self._sim.struck("crash-at-effect", self.name)
+                self.sim.struck("crash-at-effect", self.name)
             raise PowerCut(f"{self.name} stops in the middle")
         self._effects_left -= 1
 
@@ -406,7 +406,7 @@ class SimReplica:
             and self._world.now >= self.paused_until
             and not self._put_off
             and not self.journal.holes
-            and not self._sim.moments.waiting
+            and not self.sim.moments.waiting
             and self.clock() < min(self.node._core.election_deadline, self.app.timer_s())
         ):
             self._tick_queued = False
@@ -429,7 +429,7 @@ class SimReplica:
         self._tick_queued = False
         self._idle_ticks = 0
         node = self.node
-        self._sim.rooms.look(self)
+        self.sim.rooms.look(self)
         node.tick()
         self.app.after_tick(self.wall_clock())
         node.flush()
@@ -437,13 +437,13 @@ class SimReplica:
         if self.learner and not node.rejoining:
             self.forgotten = False
             self.notes.remove(LEARNER)
-        self._ticks += 1
-        applied, recount = node.applied_index, self._ticks % RECOUNT_EVERY == 0
+        self.ticks += 1
+        applied, recount = node.applied_index, self.ticks % RECOUNT_EVERY == 0
         check_bounds(self, CACHE_BYTES, recount=recount, has_applied=applied != self._checked_to)
         self._checked_to = applied
-        if self._ticks % WALK_EVERY == 0:
+        if self.ticks % WALK_EVERY == 0:
             check_tables(self)
-        self._sim.look(self)
+        self.sim.look(self)
         if node.readiness.more_to_apply():
             self.kick()
         delay = node.wake_in_s()
@@ -454,7 +454,7 @@ class SimReplica:
             self._upkeep.mend_soon()
         if node.too_far_behind or (self.journal.holes and self._upkeep.lost_next()):
             self.want_copy(BEHIND)
-            self._sim.crash(self, False, self._fail_rng)
+            self.sim.crash(self, False, self._fail_rng)
         self._quiet = not self._tick_queued and node._core.role == FOLLOWER and not node.rejoining
 
     def in_loop(self, fn: Callable[[], bool]) -> bool:
@@ -469,20 +469,20 @@ class SimReplica:
         self.effect()
         result = self.app.apply(index, term, command)
         shown = command or self.journal.members.command(index) or b""
-        self._sim.checker.applied(self, index, term, shown, self.app.digest())
+        self.sim.checker.applied(self, index, term, shown, self.app.digest())
         return result
 
     # -------------------------------------------------------------- disk
     def _begin_sync(self) -> None:
-        if self._job is None and (job := self.journal.begin_sync()) is not None:
-            self._job = job
+        if self.job is None and (job := self.journal.begin_sync()) is not None:
+            self.job = job
             hangs_s, self.disk_hangs_s = self.disk_hangs_s, 0.0
             if hangs_s:
-                self._sim.struck("slow-fsync", self.name)
-            self.later(hangs_s + self._sim.sync_latency_s(self._sync_rng), lambda: self._synced(job))
+                self.sim.struck("slow-fsync", self.name)
+            self.later(hangs_s + self.sim.sync_latency_s(self._sync_rng), lambda: self._synced(job))
 
         if (removal := self.journal.begin_removal()) is not None:
-            self.later(self._sim.sync_latency_s(self._sync_rng), lambda: self._removed(removal))
+            self.later(self.sim.sync_latency_s(self._sync_rng), lambda: self._removed(removal))
 
     def _removed(self, removal: SyncJob) -> None:
         removal.run()
@@ -494,12 +494,12 @@ class SimReplica:
         self.journal.end_sync(job)
         self.node.readiness.disk_full = job.disk_full
         self.node.after_sync()
-        self._sim.look(self)
+        self.sim.look(self)
         if job.disk_full:
             self.later(DISK_FULL_RETRY_S, self._sync_again)
         else:
             self._sync_again()
 
     def _sync_again(self) -> None:
-        self._job = None
+        self.job = None
         self.kick()

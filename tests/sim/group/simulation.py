@@ -163,19 +163,19 @@ class Simulation:
     def _run(self) -> None:
         world = self.world
         self.boot()
-        world.later(0.5, self._act)
+        world.later(0.5, self.act)
         faults = Faults(self)
         for fault in self.faults or ():
             world.later(fault.at_s, faults.strike, fault)
         check_now_and_then(self)
         world.later(self.chaos_s, self.calm_down)
         world.later(self.chaos_s + 1.5, self.calm_down)
-        world.later(self.chaos_s + 2.0, self._act)
+        world.later(self.chaos_s + 2.0, self.act)
         world.run(self._calm_at)
         before = len(self.checker.acknowledged)
         world.run(self._calm_at + SETTLE_S)
         prove([self.broken], [before], self._touch)
-        missing = self._prove_alive(len(self.checker.acknowledged))
+        missing = self.prove_alive(len(self.checker.acknowledged))
         self.check_started()
         self.check_end(missing)
         self.workload.check_end([r.app for r in self.replicas])
@@ -208,7 +208,7 @@ class Simulation:
         if waiting:
             raise Violation(f"{', '.join(waiting)} never started", "stuck")
 
-    def _prove_alive(self, before: int) -> list[str]:
+    def prove_alive(self, before: int) -> list[str]:
         """Let time pass until an entry is acknowledged after the calm and all replicas agree.
 
         Returns what the group still lacks after some time; nothing if it is well.
@@ -260,12 +260,12 @@ class Simulation:
     def calm(self) -> bool:
         return self.world.now >= self._calm_at
 
-    def _act(self) -> None:
+    def act(self) -> None:
         if not self.calm:
             if self.actions_max is not None and self.actions >= self.actions_max:
                 return
             self.actions += 1
-            self.world.later(self.rng.expovariate(1 / self.plan.act_every_s), self._act)
+            self.world.later(self.rng.expovariate(1 / self.plan.act_every_s), self.act)
         self._touch()
 
     def calm_down(self) -> None:

@@ -70,7 +70,7 @@ class Supervisor:
     def __init__(self, simulation: Simulation) -> None:
         self._sim = simulation
         self._rng = simulation.world.stream(f"supervisors{simulation.prefix}")
-        self._first = _Process(simulation.world.now, self._rng.choice(ACTS_AFTER_S["supervisors"]))
+        self.first = _Process(simulation.world.now, self._rng.choice(ACTS_AFTER_S["supervisors"]))
         self._forgets = False  # a new supervisor lacks the incarnations that the old one has counted
         self._missing: dict[str, float] = {}  # address -> since when its node is out of sight
         self._looking = False
@@ -104,7 +104,7 @@ class Supervisor:
         sim.happened(f"the supervisor sees nothing of {victim.address}: {fate} for {lasts_s:.2f} s")
         if not self._looking:
             self._looking = True
-            sim.world.later(LOOK_EVERY_S, self._look, self._first)
+            sim.world.later(LOOK_EVERY_S, self._look, self.first)
             sim.world.later(ANNOUNCE_EVERY_S, self._announce)
             if self._rng.random() < TWO:
                 sim.world.later(BEGINS_S * self._rng.random(), self._another_begins)
@@ -112,10 +112,10 @@ class Supervisor:
 
     def _another_begins(self) -> None:
         sim, rng = self._sim, self._rng
-        self._first.ends_at = sim.world.now + rng.choice(OVERLAPS_S) * (0.5 + rng.random())
+        self.first.ends_at = sim.world.now + rng.choice(OVERLAPS_S) * (0.5 + rng.random())
         self._forgets = rng.random() < FORGETS
         another = _Process(sim.world.now, rng.choice(ACTS_AFTER_S["supervisors"]))
-        sim.happened(f"a second supervisor begins; the first one ends at {self._first.ends_at:.2f}")
+        sim.happened(f"a second supervisor begins; the first one ends at {self.first.ends_at:.2f}")
         sim.world.later(LOOK_EVERY_S, self._look, another)
 
     def _may_lose(self, victim: SimReplica, late: bool = False) -> bool:
@@ -159,9 +159,9 @@ class Supervisor:
             victim.given_up += 1
             process.acting = True
             late_s = process.late_s * (0.5 + self._rng.random())
-            sim.world.later(late_s, self._act, process, victim, start.seat.incarnation)
+            sim.world.later(late_s, self.act, process, victim, start.seat.incarnation)
 
-    def _act(self, process: _Process, victim: SimReplica, number: int) -> None:
+    def act(self, process: _Process, victim: SimReplica, number: int) -> None:
         """Act on an old look: meanwhile the victim may have come back, another supervisor may have replaced
         it, it may no longer be a member, and the group may need its disk."""
         process.acting = False

@@ -82,8 +82,8 @@ def test_a_replica_is_given_up_as_long_as_any_supervisor_means_to_replace_it() -
     simulation.run()
     victim, one = simulation.replicas[0], simulation.supervisor
     victim.given_up = 2
-    one._first.ends_at = 0.0
-    one._act(one._first, victim, 1)
+    one.first.ends_at = 0.0
+    one.act(one.first, victim, 1)
     assert victim.given_up == 1 and knows_less(victim), "the other one has not acted yet"
 
 

@@ -16,7 +16,7 @@ from escrowmq.replication.state.topics import Partition
 from tests.history.events import INVOKE, OK
 from tests.sim.clients.desk import Desk
 from tests.sim.clients.ledger import ClientTx, LiveRecorder
-from tests.sim.clients.searching import BLOCK, small_blocks
+from tests.sim.clients.searching import BLOCK
 from tests.sim.clients.workload import Cluster
 from tests.sim.environment.world import Violation
 from tests.sim.group.broker_app import BrokerApplication
@@ -166,8 +166,7 @@ class Questions:
         """No file may be left of offsets that are gone."""
         finder, slots = app.searching.finder, app.replica.state.topics.slots
         finder._opened()  # as a process does at its start that finds files
-        with small_blocks():
-            finder.sweep()
+        finder.sweep()
         left = [
             (slot, block)
             for slot, block in app.searching.files()

@@ -16,7 +16,6 @@ from escrowmq.replication.format.internal_topics import dead_topic, retry_topic
 from escrowmq.replication.state.topics import Partition
 from tests.history.events import identify
 from tests.history.sharing import Known
-from tests.sim.clients.searching import small_blocks
 from tests.sim.environment.world import Violation
 from tests.sim.group.broker_app import BrokerApplication
 from tests.sim.group.replica import SimReplica
@@ -42,11 +41,9 @@ def ask_progress(
     state = app.replica.state
     origin = f"{partition.topic}/{partition.number}/{row.offset}/{row.time_ms}".encode()
     models = {group: _Model.of(app, group, partition, row.offset, origin) for group in began}
-    reply: Reply | None
-    with small_blocks():
-        reply = replica.guarded(
-            lambda: SimMessages(replica, app).shares.progress(partition.topic, partition.number, row.offset)
-        )
+    reply: Reply | None = replica.guarded(
+        lambda: SimMessages(replica, app).shares.progress(partition.topic, partition.number, row.offset)
+    )
     if reply is None or reply[0] != "ok":
         return False
     about = f"{replica.name}: {origin.decode()}"

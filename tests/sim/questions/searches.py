@@ -19,7 +19,7 @@ from escrowmq.replication.format.forwarded import ORIGIN as ORIGIN_HEADER
 from escrowmq.replication.host.finding import Sought
 from escrowmq.replication.message_headers import HEADER, keys_of
 from escrowmq.replication.state.topics import Partition
-from tests.sim.clients.searching import BLOCK, small_blocks
+from tests.sim.clients.searching import BLOCK
 from tests.sim.environment.world import Violation
 from tests.sim.group.broker_app import BrokerApplication
 
@@ -137,16 +137,15 @@ def _answers(
 ) -> list[FoundRows] | None:
     """All answers up to ``high``; None: the replica cannot answer, and another one would be asked."""
     found, limit = list[FoundRows](), rng.choice(LIMITS)
-    with small_blocks():
-        while at < high:
-            try:
-                answer = app.searching.finder.find(sought, at, high, limit, 0.0)
-            except EscrowMQError:
-                return None
-            if answer.code or answer.reached <= at:
-                raise Violation(f"a search for {sought} from {at} on was answered {answer}", "find-missed")
-            found.append(answer)
-            at = answer.reached
+    while at < high:
+        try:
+            answer = app.searching.finder.find(sought, at, high, limit, 0.0)
+        except EscrowMQError:
+            return None
+        if answer.code or answer.reached <= at:
+            raise Violation(f"a search for {sought} from {at} on was answered {answer}", "find-missed")
+        found.append(answer)
+        at = answer.reached
     return found
 
 

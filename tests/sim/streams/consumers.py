@@ -268,7 +268,7 @@ class StreamGroup:
         """Partitions that the group has not read to their ends; 1 if somebody cannot be asked."""
         if not self.members:
             return 0
-        leaders = [self._all._leader(gid) for gid in range(self.info.groups)]
+        leaders = [self._all.leader(gid) for gid in range(self.info.groups)]
         if any(leader is None for leader in leaders):
             return 1
         return len(self._left([leader for leader in leaders if leader is not None]))

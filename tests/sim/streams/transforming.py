@@ -394,7 +394,7 @@ class Transformers:
     # -------------------------------------------------------------- the end
 
     def _leaders(self) -> list[BrokerApplication] | None:
-        found = [self.clients._leader(gid) for gid in range(self.info.groups)]
+        found = [self.clients.leader(gid) for gid in range(self.info.groups)]
         return None if None in found else [leader for leader in found if leader is not None]
 
     @property
