@@ -30,6 +30,6 @@ home                             for tests of                   real in it      
 Take the first one in which the defect that you fear can happen. They speak one language: ``start``, ``stop``,
 ``close``, ``leader``, ``follower`` (``running_group``), ``submit``, ``topic``, ``publish`` (``requests``);
 ``reading`` says what anybody could read, ``waiting.wait_until`` waits. ``producing``, ``polling``,
-``sinking`` and ``feedback_producers`` are the clients' side. ``storage``, ``journal_model``, ``golden_files``,
-``power`` and ``failing_disk`` serve the log. ``faults`` is what the runs of drawn faults share.
+``sinking`` and ``feedback_producers`` are the clients' side. ``storage``, ``journal_model``,
+``golden_files``, ``power`` and ``failing_disk`` serve the log. ``faults`` is what the runs of drawn faults share.
 """

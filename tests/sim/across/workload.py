@@ -364,8 +364,7 @@ class AcrossWorkload(Acting):
 
     def check_end(self) -> None:
         """Resolve all transactions in every group, let operators decide the mute app's, read everything."""
-        if not self.producers:
-            raise Violation("the topics were never created", "stuck")
+        self._wait_for_topics()
         self._resolve(*ANSWERING)
         self._mute_stay_open()
         for tx in self._open_at_home():
@@ -380,6 +379,14 @@ class AcrossWorkload(Acting):
         self.cutting.check()
         self.report = self.ledger.recorder.checker.finish(expect_resolved=True)
         self.ledger.recorder.judge()
+
+    def _wait_for_topics(self) -> None:
+        """A group that could have no leader before its broken link was mended creates them only now."""
+        until = self.many.world.now + RESOLVE_S
+        while not self.producers:
+            if self.many.world.now >= until:
+                raise Violation("the topics were never created", "stuck")
+            self._run(0.5)
 
     def _let_go(self) -> None:
         """Wait until no offset of a group is held any more."""

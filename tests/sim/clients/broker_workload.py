@@ -219,8 +219,8 @@ class BrokerWorkload(Acting):
 
     def check_end(self, applications: Sequence[Application]) -> None:
         """Resolve the transactions of answering apps, let operators decide the rest, read everything."""
-        if self._cluster is None or self.ledger is None or self._topics < 2:
-            raise Violation("the topics were never created", "stuck")
+        self._wait_for_topics()
+        assert self.ledger is not None
         leader = self._resolve("shop", RESOLVE_S)
         self._mute_stay_open(leader)
         for (name, tx_id), arrived in self._listed(leader).items():
@@ -230,6 +230,16 @@ class BrokerWorkload(Acting):
         self.ledger.leave_all()
         self.report = self.ledger.recorder.checker.finish(expect_resolved=True)
         self.ledger.recorder.judge()
+
+    def _wait_for_topics(self) -> None:
+        """A group that could have no leader before its broken link was mended creates them only now."""
+        if self._cluster is None:
+            raise Violation("no client ever began", "stuck")
+        until = self._cluster.world.now + RESOLVE_S
+        while self._topics < 2:
+            if self._cluster.world.now >= until:
+                raise Violation("the topics were never created", "stuck")
+            self._run(STEP_S)
 
     def _leader(self) -> BrokerApplication | None:
         return next((app for r, app in self.desk.leaders() if r.node.ready), None)

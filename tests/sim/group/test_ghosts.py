@@ -116,6 +116,15 @@ def test_a_successor_is_told_of_its_group_before_any_client_has_an_answer(
     assert broken is not None and "counts from its start on" in broken
 
 
+def test_topics_are_created_in_the_end_if_a_broken_link_left_no_leader_before() -> None:
+    """Of two replicas one cannot reach the other, and the third waits for a leader to copy its log from: so
+    nothing can be created before the link is mended, half a second before the end is judged."""
+    settings: dict[str, Any] = {"workload": BrokerWorkload, "chaos_s": 5.7, "actions_max": 1}
+    faults = frozenset((0, 1, 2, 3, 6, GHOST_NUMBERS))
+    *_, broken = simulate(710356, only_faults=faults, **settings)
+    assert broken is None, broken
+
+
 def test_every_fate_of_an_unseen_process_comes_up(monkeypatch: pytest.MonkeyPatch) -> None:
     many_ghosts(monkeypatch)
     fates: set[str] = set()
