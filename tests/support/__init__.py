@@ -31,5 +31,6 @@ Take the first one in which the defect that you fear can happen. They speak one 
 ``close``, ``leader``, ``follower`` (``running_group``), ``submit``, ``topic``, ``publish`` (``requests``);
 ``reading`` says what anybody could read, ``waiting.wait_until`` waits. ``producing``, ``polling``,
 ``sinking`` and ``feedback_producers`` are the clients' side. ``storage``, ``journal_model``,
-``golden_files``, ``power`` and ``failing_disk`` serve the log. ``faults`` is what the runs of drawn faults share.
+``golden_files``, ``power`` and ``failing_disk`` serve the log. ``faults`` is what the runs of drawn faults
+share.
 """
