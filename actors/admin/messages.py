@@ -174,7 +174,7 @@ class _Question(NamedTuple):
 class MessageAdmin:
     """The part of ``Admin`` about single messages."""
 
-    _router: Router
+    router: Router
     _offsets: OffsetReader
     _timeout_s: float
 
@@ -259,9 +259,9 @@ class MessageAdmin:
         for partition, (start, end) in zip(wanted, self._ranges(asked, wanted), strict=True):
             at = max(start, offset) if partition == first else start
             name = asked.topic.name
-            gid = self._router.placement.group_of(name, partition)
+            gid = self.router.placement.group_of(name, partition)
             source = name, partition, asked.topic.topic_id
-            search = PartitionSearch(self._router, gid, source, asked.needle, time.monotonic)
+            search = PartitionSearch(self.router, gid, source, asked.needle, time.monotonic)
             while at < end:
                 if left == 0:
                     yield partition, at, None
@@ -307,7 +307,7 @@ class MessageAdmin:
                 transaction = None
         return MessageTrace(
             message=message,
-            broker_group=self._router.placement.group_of(topic, partition),
+            broker_group=self.router.placement.group_of(topic, partition),
             how=None if origin is None else origin.how,
             readable_ms=found.time_ms,
             entry=None if origin is None else origin.index,
@@ -321,8 +321,8 @@ class MessageAdmin:
     def _progress(self, topic: str, partition: int, offset: int) -> tuple[GroupProgress, ...]:
         """What each consumer group has done with a message, by name."""
         futures = [
-            self._router.leader_call(gid, "group_places", topic, partition, timeout_s=self._timeout_s)
-            for gid in range(self._router.info.groups)
+            self.router.leader_call(gid, "group_places", topic, partition, timeout_s=self._timeout_s)
+            for gid in range(self.router.info.groups)
         ]
         answers = [result_of(future, self._timeout_s) for future in futures]
         found = {
@@ -348,17 +348,17 @@ class MessageAdmin:
     def _share_states(
         self, topic: str, partition: int, offset: int, streams: Mapping[str, Mapping[int, int]]
     ) -> list[ShareProgress]:
-        gid = self._router.placement.group_of(topic, partition)
+        gid = self.router.placement.group_of(topic, partition)
         message = topic, partition, offset
-        asked = self._router.leader_call(gid, "share_states", *message, streams, timeout_s=self._timeout_s)
+        asked = self.router.leader_call(gid, "share_states", *message, streams, timeout_s=self._timeout_s)
         told: list[ShareProgress] = result_of(asked, self._timeout_s)
         return told
 
     def _committed_in_retries(self, groups: Sequence[str]) -> dict[str, Mapping[int, int]]:
         """How far groups that read by offsets have come with their retries, by partition."""
         calls = {
-            group: self._router.leader_call(
-                coordinator_group(group, self._router.info.groups),
+            group: self.router.leader_call(
+                coordinator_group(group, self.router.info.groups),
                 *("committed", group, [retry_topic(group)]),
                 timeout_s=self._timeout_s,
             )
@@ -373,9 +373,9 @@ class MessageAdmin:
         self, topic: str, partition: int, offset: int, found: Mapping[str, GroupProgress]
     ) -> dict[str, int]:
         """The groups that wait at the message, since it has failed so often."""
-        message, groups = (topic, partition, offset), self._router.info.groups
+        message, groups = (topic, partition, offset), self.router.info.groups
         calls = {
-            group: self._router.leader_call(
+            group: self.router.leader_call(
                 coordinator_group(group, groups),
                 "failed_attempts",
                 group,
@@ -395,8 +395,8 @@ class MessageAdmin:
         info = self._topic(topic)
         if partition >= info.partitions:
             raise UnknownTopic(topic, partition, info.partitions)
-        asked = self._router.leader_call(
-            self._router.placement.group_of(topic, partition),
+        asked = self.router.leader_call(
+            self.router.placement.group_of(topic, partition),
             "message_at",
             *(topic, partition, info.topic_id, offset, origin),
             timeout_s=self._timeout_s,

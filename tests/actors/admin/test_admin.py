@@ -122,14 +122,14 @@ class TestTopics:
         assert admin.describe_topic(name).kept == "for ever"
 
     def test_deleting_is_done_though_the_first_answer_was_lost(self, admin, unique, monkeypatch):
-        name, submit = unique("orders"), admin._router.submit
+        name, submit = unique("orders"), admin.router.submit
         admin.create_topic(name)
 
         def lossy(gid, request, timeout_s):
             submit(gid, request, timeout_s).result()  # carried out, but the answer is lost
             return submit(gid, request, timeout_s)
 
-        monkeypatch.setattr(admin._router, "submit", lossy)
+        monkeypatch.setattr(admin.router, "submit", lossy)
         admin.delete_topic(name)
         assert name not in [topic.name for topic in admin.topics()]
         with pytest.raises(UnknownTopic):

@@ -387,7 +387,7 @@ def test_nothing_is_left_of_topics_that_come_and_go():
         group.coordinator._which = group.created.get
         joined = group.join("a", (name,))
         group.beat("a", group.beat("a", joined.assignment.generation).generation)
-    kept = {topic for topic, _ in group.coordinator._groups["g"].last_given}
+    kept = {topic for topic, _ in group.coordinator.groups["g"].last_given}
     assert kept <= {"day-18", "day-19"}
 
 

@@ -226,8 +226,8 @@ def test_outcomes_that_are_not_known_do_not_add_up_while_the_log_goes_on() -> No
         log.end = number if number % 3 else None  # None: requests wait to be written
         log.applied_index = number
         log.service.commit(f"group-{number}", "", 0, {"t": {0: 3}})
-        assert len(log.service._under_way.unknown) <= 3
-        assert len(log.service._under_way._queued) <= 3
+        assert len(log.service.under_way.unknown) <= 3
+        assert len(log.service.under_way.queued) <= 3
 
 
 def test_but_those_that_may_still_be_written_are_all_kept() -> None:
@@ -236,10 +236,10 @@ def test_but_those_that_may_still_be_written_are_all_kept() -> None:
     log.end, log.applied_index = 7, 6
     for number in range(50):
         log.service.commit(f"group-{number}", "", 0, {"t": {0: 3}})
-    assert len(log.service._under_way.unknown) == 50
+    assert len(log.service.under_way.unknown) == 50
     log.applied_index = 7
     log.service.commit("group-50", "", 0, {"t": {0: 3}})
-    assert not log.service._under_way.unknown and not log.service._under_way._queued
+    assert not log.service.under_way.unknown and not log.service.under_way.queued
 
 
 def test_planted_an_outcome_that_stays_unknown_holds_up_the_deletion_for_ever(

@@ -26,7 +26,7 @@ def cluster() -> Iterator[InMemoryCluster]:
 
 
 def acts(cluster: InMemoryCluster) -> list[tuple[str, str, str, str]]:
-    entries = result_of(cluster.admin._router.leader_call(0, "audit", timeout_s=5.0), 5.0)
+    entries = result_of(cluster.admin.router.leader_call(0, "audit", timeout_s=5.0), 5.0)
     return [(entry.by, entry.app, entry.tx_id, entry.outcome) for entry in entries]
 
 

@@ -332,7 +332,7 @@ def test_a_database_that_hangs_makes_a_transaction_wait_for_a_bounded_time(
     # The answering side of a cluster in memory asks in the caller's thread, so it gets another querier.
     producer = cluster.producer(app="shop", tx_status_querier=(known := Table()))
     table = Table(hangs=True)
-    producer._core.fenced_by(table.learn_fence)
+    producer.core.fenced_by(table.learn_fence)
     with pytest.raises(Unavailable, match="Nothing was prepared"), producer.transaction() as tx:
         tx.send(Message("orders", b"1"))
         tx.prepare()
