@@ -299,10 +299,6 @@ class TestGroups:
         most = asked_at_once(brokers, admin, unique, monkeypatch)
         assert most == 8
 
-    def test_planted_one_at_a_time_is_found(self, brokers, admin, unique, monkeypatch):
-        monkeypatch.setattr(group_offsets, "AT_A_TIME", 1)
-        assert asked_at_once(brokers, admin, unique, monkeypatch) == 1
-
     def test_groups_are_described_in_the_order_asked_for_also_in_portions(
         self, brokers, admin, unique, monkeypatch
     ):

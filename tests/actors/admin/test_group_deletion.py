@@ -10,7 +10,6 @@ import pytest
 
 from escrowmq.actors.admin import group_changes
 from escrowmq.actors.admin.admin import Admin
-from escrowmq.actors.broker.coordinator import GroupCoordinator
 from escrowmq.actors.broker.group_service import GroupService
 from escrowmq.actors.client import share_groups
 from escrowmq.actors.client.consumer_groups import GroupLives, PlacesMoved, coordinator_group
@@ -181,22 +180,6 @@ def test_a_member_that_slept_does_not_bring_its_offsets_back(
     with pytest.raises(StaleMember):
         consumer.commit()
     assert not any(each.committed for each in admin.describe_group(group).partitions)
-
-
-def test_without_that_it_would_bring_them_back(
-    brokers: Brokers,
-    admin: Admin,
-    topic: str,
-    unique: Callable[[str], str],
-    consumer_of: ConsumerOf,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    group = unique("g")
-    consumer = sleeper(brokers, admin, topic, group, consumer_of)
-    admin.delete_group(group)
-    monkeypatch.setattr(GroupCoordinator, "is_void", lambda *args: False)
-    consumer.commit()
-    assert [each.committed for each in admin.describe_group(group).partitions] == [5, None]
 
 
 def test_a_deletion_that_arrives_late_does_nothing_to_a_group_that_is_used_again(

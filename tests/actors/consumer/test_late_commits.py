@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from escrowmq.actors.consumer.committer import Committer
 from escrowmq.actors.consumer.consumer import Consumer
 from escrowmq.replication.host import requests
 from tests.support.brokers import Brokers
@@ -76,15 +75,6 @@ def test_a_copy_of_a_repeated_commit_that_comes_late_does_nothing(
     """Formerly it was carried out: a consumer that then started from the group's offset read everything
     again."""
     assert late_copy(brokers, topic, unique("g"), consumer_of, monkeypatch) == 6
-
-
-def test_planted_a_member_that_does_not_join_again_after_a_repeated_commit_is_found(
-    brokers: Brokers, topic: str, unique: Any, consumer_of: ConsumerOf, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        Committer, "_copies_of_join", property(lambda self: None, lambda self, joins: None), raising=False
-    )
-    assert late_copy(brokers, topic, unique("g"), consumer_of, monkeypatch) == 3
 
 
 def test_commits_of_one_consumer_are_made_one_after_the_other(

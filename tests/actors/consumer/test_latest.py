@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from escrowmq.actors.broker.group_service import CommitsUnderWay, GroupService
+from escrowmq.actors.broker.group_service import GroupService
 from escrowmq.actors.client.consumer_groups import FIRST_OFFSETS, coordinator_group
 from escrowmq.actors.consumer.config import ConsumerConfig
 from escrowmq.actors.consumer.consumer import Consumer
@@ -133,16 +133,6 @@ def test_of_two_that_begin_a_group_the_first_one_to_commit_decides_the_offset(
     assert race(brokers, topic, group, consumer_of, monkeypatch) == 1
 
 
-def test_planted_a_first_offset_that_replaces_one_is_found(
-    brokers: Brokers, topic: str, group: str, consumer_of: ConsumerOf, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def careless(self: GroupService, group: str, offsets: Any, ids: Any) -> Any:
-        return self._log(group, offsets, lambda queue: queue())
-
-    monkeypatch.setattr(GroupService, "_commit_first", careless)
-    assert race(brokers, topic, group, consumer_of, monkeypatch) == 2
-
-
 class Log:
     """A group service's view of its replica; entries are applied when the test says so."""
 
@@ -242,14 +232,6 @@ def test_but_those_that_may_still_be_written_are_all_kept() -> None:
     assert not log.service.under_way.unknown and not log.service.under_way.queued
 
 
-def test_planted_an_outcome_that_stays_unknown_holds_up_the_deletion_for_ever(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(CommitsUnderWay, "look", lambda *args: None)
-    with pytest.raises(AssertionError):
-        test_or_until_it_is_applied_so_that_a_leader_that_stays_deletes_the_group()
-
-
 def test_what_ends_late_takes_nothing_of_the_next_term_away() -> None:
     log = Log()
 
@@ -262,12 +244,6 @@ def test_what_ends_late_takes_nothing_of_the_next_term_away() -> None:
     log.during = next_term
     log.service.commit("g", "", 0, {"t": {0: 3}})
     assert log.first() == ("overloaded", 0.02), "the second one may be on its way"
-
-
-def test_planted_a_service_that_forgets_what_is_under_way_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(CommitsUnderWay, "add", lambda self, group, partitions: None)
-    with pytest.raises(AssertionError):
-        test_first_offsets_wait_for_commits_that_are_under_way()
 
 
 def test_a_group_that_took_its_first_offsets_is_not_one_of_an_earlier_leader() -> None:
