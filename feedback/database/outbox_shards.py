@@ -160,7 +160,7 @@ class OutboxShards:
         """The same rows. Raises ShardLost if somebody has taken one away meanwhile."""
         readable = [row.id for row in rows if row.size <= CONTENT_BYTES_MAX]
         found = link.rows(self._statements.contents(readable)) if readable else []
-        _expect(len(readable), len(found))
+        self._expect(len(readable), len(found))
         read = {int(id): bytes(content) for id, content in found}
         return [replace(row, content=read[row.id], size=0) if row.id in read else row for row in rows]
 
@@ -169,13 +169,13 @@ class OutboxShards:
         change. Returns the rows as they are then."""
         batch = lease.last + 1
         with self._holding(lease) as link:
-            _expect(len(placed), link.changed(self._statements.mark(batch, placed), {}))
+            self._expect(len(placed), link.changed(self._statements.mark(batch, placed), {}))
         return [replace(row, batch=batch, placed=placed[row.id], next_ms=0) for row in rows]
 
     def finish(self, lease: Lease, batch: int, rows: Sequence[OutboxRow]) -> Lease:
         """The batch is committed in the broker: remove its rows."""
         with self._holding(lease) as link:
-            _expect(len(rows), link.changed(self._statements.sent(batch, [row.id for row in rows]), {}))
+            self._expect(len(rows), link.changed(self._statements.sent(batch, [row.id for row in rows]), {}))
             link.run(self._statements.advance, {"shard": lease.shard, "batch": batch})
         return Lease(lease.shard, lease.epoch, batch)
 
@@ -187,7 +187,7 @@ class OutboxShards:
         changes = refused(rows, self._clock(), hopeless=hopeless)
         with self._holding(lease) as link:
             statement = self._statements.dissolve(batch, changes)
-            _expect(len(rows), link.changed(statement, {"error": _text(error)}))
+            self._expect(len(rows), link.changed(statement, {"error": _text(error)}))
             link.run(self._statements.advance, {"shard": lease.shard, "batch": batch})
         return Lease(lease.shard, lease.epoch, batch)
 
@@ -195,7 +195,7 @@ class OutboxShards:
         """These cannot be sent at all, such as to a topic that does not exist."""
         with self._holding(lease) as link:
             statement = self._statements.bury([row.id for row in rows])
-            _expect(len(rows), link.changed(statement, {"error": _text(error)}))
+            self._expect(len(rows), link.changed(statement, {"error": _text(error)}))
 
     def stop(self, lease: Lease, error: str) -> None:
         """The broker and the database disagree about what was sent: nobody takes this shard until a person
@@ -214,7 +214,7 @@ class OutboxShards:
             }  # fmt: skip
             link.refuse_autocommit("each change of a relay's")
             try:
-                _expect(1, link.changed(statement or self._statements.hold, told))
+                self._expect(1, link.changed(statement or self._statements.hold, told))
                 yield link
             except BaseException:
                 link.rollback()
@@ -222,10 +222,10 @@ class OutboxShards:
             link.commit()
             self._until[lease.shard] = until
 
-
-def _expect(count: int, changed: int) -> None:
-    if changed != count:
-        raise ShardLost(f"{changed} rows instead of {count}")
+    @staticmethod
+    def _expect(count: int, changed: int) -> None:
+        if changed != count:
+            raise ShardLost(f"{changed} rows instead of {count}")
 
 
 def _text(error: str) -> bytes:
