@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import google_crc32c
 
@@ -72,8 +72,10 @@ class PartitionSearch:
         source: tuple[str, int, int],
         needle: Needle,
         clock: Callable[[], float],
+        answer_s: float = ANSWER_S,
     ) -> None:
         """``source``: topic, partition, the topic's id."""
+        self._answer_s = answer_s
         self._router, self._gid, self._source, self._needle = router, gid, source, needle
         self._clock = clock
         members, leader = list(router.members(gid)), router.channels[gid].leader
@@ -125,7 +127,7 @@ class PartitionSearch:
         arguments = self._source, tuple(self._needle), start, end, limit, min(WAIT_S, left_s)
         try:
             found: FoundRows = self._router.replica_call(self._gid, rid, "find", *arguments).result(
-                min(WAIT_S, left_s) + ANSWER_S
+                min(WAIT_S, left_s) + self._answer_s
             )
         except Exception as error:  # a call of a dead or dying actor can fail in any way
             raise _refusal(rid, self._gid, error) from error
@@ -174,6 +176,7 @@ class _Question(NamedTuple):
 class MessageAdmin:
     """The part of ``Admin`` about single messages."""
 
+    answer_s: ClassVar[float] = ANSWER_S
     router: Router
     _offsets: OffsetReader
     _timeout_s: float
@@ -261,7 +264,7 @@ class MessageAdmin:
             name = asked.topic.name
             gid = self.router.placement.group_of(name, partition)
             source = name, partition, asked.topic.topic_id
-            search = PartitionSearch(self.router, gid, source, asked.needle, time.monotonic)
+            search = PartitionSearch(self.router, gid, source, asked.needle, time.monotonic, self.answer_s)
             while at < end:
                 if left == 0:
                     yield partition, at, None

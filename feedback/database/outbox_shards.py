@@ -55,7 +55,8 @@ class Lease:
 
 
 class OutboxShards:
-    """The database side of a relay. ``clock``: ms since the epoch; leases compare it between relays."""
+    """The database side of a relay. ``clock``: ms since the epoch; leases compare it between relays.
+    ``window``: rows that one statement reads."""
 
     def __init__(
         self,
@@ -64,8 +65,9 @@ class OutboxShards:
         owner: str,
         clock: Callable[[], int],
         lease_ms: int = LEASE_MS,
+        window: int = WINDOW,
     ) -> None:
-        self._database, self._statements = database, statements
+        self._database, self._statements, self._window = database, statements, window
         self._owner, self._clock, self._lease_ms = owner.encode(), clock, lease_ms
         self._until: dict[int, int] = {}  # shard -> the end of the lease
 
@@ -146,9 +148,9 @@ class OutboxShards:
         with self._database.checking() as link:
             while len(rows) < READ_MAX:
                 after = rows[-1].id if rows else 0
-                values = {"shard": shard, "after": after, "most": WINDOW}
+                values = {"shard": shard, "after": after, "most": self._window}
                 found = [_light(row) for row in link.rows(self._statements.pending, values)]
-                all_read = len(found) < WINDOW
+                all_read = len(found) < self._window
                 # Of rows that two statements have read, some may have been committed in between.
                 all_seen = all_read and not rows
                 rows += found

@@ -15,7 +15,7 @@ from escrowmq.actors.consumer.consumer import Consumer
 from escrowmq.actors.consumer.offsets import OffsetReader
 from escrowmq.replication.calling.answers import Leadership
 from escrowmq.replication.errors import Unavailable
-from tests.support.brokers import Brokers, ClientCalls
+from tests.support.brokers import Brokers, ClientCalls, taking
 from tests.support.polling import numbered, read, settle, values
 
 PARTITIONS = 2
@@ -83,19 +83,10 @@ def test_without_a_group_the_offset_is_taken_when_partitions_are_assigned(
     assert sorted(values(read(consumer, 2))) == [b"new", b"other"]
 
 
-def test_no_offset_no_consumer_while_a_leader_is_away(
-    brokers: Brokers, topic: str, group: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_offset_no_consumer_while_a_leader_is_away(brokers: Brokers, topic: str, group: str) -> None:
     """Without an offset it would be undefined which messages are delivered."""
-    call = brokers.call
-
-    def deaf(gid: int, rid: int, method: str, args: tuple[Any, ...], done: Any) -> None:
-        if method != "offsets":
-            call(gid, rid, method, args, done)
-
-    monkeypatch.setattr(brokers, "call", deaf)
     config = ConsumerConfig(call_timeout_s=0.5)
-    with pytest.raises(Unavailable):
+    with taking(brokers, lambda *call: call[2] == "offsets"), pytest.raises(Unavailable):
         Consumer(brokers.info, group=group, topics=[topic], config=config, calls=ClientCalls(brokers))
 
 

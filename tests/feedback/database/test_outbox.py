@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import pytest
 
 from escrowmq import InvalidMessage, Message
-from escrowmq.feedback.database import outbox_shards
 from escrowmq.feedback.database.errors import DatabaseMisused, NoDatabaseTransaction, TableMissing
 from escrowmq.feedback.database.outbox import Outbox
 from escrowmq.feedback.database.outbox_shards import LEASE_MS, OutboxShards, ShardLost
@@ -161,10 +161,9 @@ def test_drawn_kills_and_pauses(make_shop: ShopMaker, kind: str) -> None:
         shop.close()
 
 
-def test_rows_that_wait_hide_none_behind_them(make_shop: ShopMaker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outbox_shards, "WINDOW", 4)
+def test_rows_that_wait_hide_none_behind_them(make_shop: ShopMaker) -> None:
     shop = make_shop()
-    world = world_in(shop)
+    world = world_in(shop, new_shards=partial(OutboxShards, window=4))
     world.broker.refuses = lambda found: "no" if any(m.key == b"bad" for m in found) else ""
     for number in range(12):
         world.send(Message("t", b"%d" % number, key=b"bad"))
