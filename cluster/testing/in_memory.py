@@ -32,8 +32,6 @@ ADDRESS = "in-memory"
 #: A parked fetch gets news at once and brokers do not die, so a long wait loses nothing. It keeps the number
 #: of steps small when the clock moves far ahead.
 FETCH_WAIT_S = 30.0
-#: Nothing is gained by reading ahead, since a call takes no time: so ``poll`` returns all that there is.
-PREFETCH_RECORDS = 0
 
 
 class Clock:
@@ -72,6 +70,8 @@ class InMemoryCluster(Cluster):
     """
 
     _GROUPS: ClassVar[int] = 1
+    #: Nothing is gained by reading ahead, since a call takes no time: so ``poll`` returns all that there is.
+    _PREFETCH_RECORDS: ClassVar[int] = 0
 
     def __init__(self, *, start: datetime | None = None, config: Config | None = None) -> None:
         """``start``: the clock's first time, by default now. ``config``: the base of clients' settings."""
@@ -145,7 +145,10 @@ class InMemoryCluster(Cluster):
             info,
             **arguments,
             config=replace(
-                config, ack_linger_ms=0.0, acquire_wait_s=FETCH_WAIT_S, prefetch_records=PREFETCH_RECORDS
+                config,
+                ack_linger_ms=0.0,
+                acquire_wait_s=FETCH_WAIT_S,
+                prefetch_records=self._PREFETCH_RECORDS,
             ),
             calls=self._calls(),
             background=self.stage,

@@ -422,6 +422,7 @@ def write_batches(
     timeout_ms: int,
     home_of: Callable[[int], int] | None = None,
     compression: Compression | None = None,
+    chunk_bytes: int = CHUNK_BYTES,
 ) -> tuple[Attempt, dict[int, int]]:
     """Run a whole task; returns what it prepared, and its references by group.
 
@@ -438,14 +439,14 @@ def write_batches(
                 link, partitions = connect()
                 home = None if home_of is None else home_of(link.info.groups)
                 writer = ChunkWriter(
-                    link, epoch_id, attempt, timeout_ms=timeout_ms, home=home, chunk_bytes=CHUNK_BYTES
+                    link, epoch_id, attempt, timeout_ms=timeout_ms, home=home, chunk_bytes=chunk_bytes
                 )
                 encoder = RowEncoder(
                     epoch_id,
                     topic,
                     partitions,
                     message_bytes_max,
-                    min(SLICE_BYTES, CHUNK_BYTES),
+                    min(SLICE_BYTES, chunk_bytes),
                     spread=crc32c(attempt.encode()),
                     pack=None if compression is None else ValuePacker(compression).pack_column,
                 )
