@@ -33,7 +33,7 @@ from escrowmq.actors.producer.core import ProducerCore
 from escrowmq.actors.producer.encoding.blocks import Outcome
 from escrowmq.actors.producer.encoding.encoder import as_messages
 from escrowmq.actors.producer.encoding.many import Delivery, Headers
-from escrowmq.actors.producer.fence_name import NAME_WAIT_S, FenceName, too_late
+from escrowmq.actors.producer.fence_name import FenceName, too_late
 from escrowmq.actors.producer.transactions.local_transaction import (
     LocalBatch,
     Requested,
@@ -399,7 +399,7 @@ class AsyncTransaction(TransactionBase):
         future, done = self._face._bridge().waiter()
         naming.attempt().add_done_callback(done)  # shared with all who wait
         try:
-            attempt = await asyncio.wait_for(future, NAME_WAIT_S)
+            attempt = await asyncio.wait_for(future, naming.wait_s)
         except TimeoutError:
             self._raise_unnamed(too_late())
         if (error := attempt.exception()) is not None:
