@@ -335,7 +335,7 @@ Begin = Callable[[bytes, Callable[[tuple[Any, ...]], None]], None]
 
 
 @dataclass(frozen=True, slots=True)
-class DoorLimits:
+class ClientLimits:
     """What clients may take of a broker; the constants say why. ``clients``: what the process has descriptors
     for."""
 
@@ -351,9 +351,9 @@ class DoorLimits:
 class ClientListener:
     """All client connections of one replica. Everything but ``open_to`` runs in the loop's thread."""
 
-    def __init__(self, begin: Begin, clock: Callable[[], float], limits: DoorLimits | None = None) -> None:
+    def __init__(self, begin: Begin, clock: Callable[[], float], limits: ClientLimits | None = None) -> None:
         """``begin`` never raises."""
-        self._clock, self.limits = clock, limits or DoorLimits()
+        self._clock, self.limits = clock, limits or ClientLimits()
         self.key = os.urandom(KEY_BYTES)
         self.begin = begin
         #: Requests taken, and connections refused, for the exporter.

@@ -15,8 +15,8 @@ import uvloop
 from escrowmq.replication.format.operation import FRAME
 from escrowmq.replication.net.client_listener import (
     ClientGreeting,
+    ClientLimits,
     ClientListener,
-    DoorLimits,
     FrameBuffer,
     decode_answer,
     frame,
@@ -35,7 +35,7 @@ class Broker:
     def __init__(self, loop: asyncio.AbstractEventLoop, arrival_s: float) -> None:
         self.loop, self.clients = loop, [RawClient() for _ in range(5)]
         self.door = ClientListener(
-            self.begin, time.monotonic, DoorLimits(clients=100, arriving_bytes=ROOM, arrival_s=arrival_s)
+            self.begin, time.monotonic, ClientLimits(clients=100, arriving_bytes=ROOM, arrival_s=arrival_s)
         )
         self.thread = threading.Thread(target=loop.run_forever, daemon=True)
         self.thread.start()

@@ -21,8 +21,8 @@ from escrowmq.replication.net.client_listener import (
     PREFIX,
     REQUEST_BYTES_MAX,
     STRANGERS_SHARE,
+    ClientLimits,
     ClientListener,
-    DoorLimits,
     frame,
 )
 from tests.support.waiting import wait_until
@@ -55,7 +55,7 @@ class Loop:
 class Broker:
     """A door, and Ray's calls to the process behind it."""
 
-    def __init__(self, loop: Loop, limits: DoorLimits) -> None:
+    def __init__(self, loop: Loop, limits: ClientLimits) -> None:
         self.loop, self.limits, self.taken, self.held = loop, limits, [], []  # type: ignore[var-annotated]
         self.over_ray: list[str] = []
         self.holds = False
@@ -153,12 +153,12 @@ def loop() -> Iterator[Loop]:
 
 
 @pytest.fixture
-def limits() -> DoorLimits:
-    return DoorLimits(clients=100)
+def limits() -> ClientLimits:
+    return ClientLimits(clients=100)
 
 
 @pytest.fixture
-def broker(loop: Loop, limits: DoorLimits) -> Iterator[Broker]:
+def broker(loop: Loop, limits: ClientLimits) -> Iterator[Broker]:
     it = Broker(loop, limits)
     yield it
     loop.call(it.door.stop)
@@ -366,13 +366,13 @@ def test_requests_before_the_greeting_are_refused(broker: Broker) -> None:
     assert broker.taken == []
 
 
-@pytest.mark.parametrize("limits", [DoorLimits(greeting_s=0.2)])
+@pytest.mark.parametrize("limits", [ClientLimits(greeting_s=0.2)])
 def test_a_greeting_that_never_ends_is_cut_off(broker: Broker) -> None:
     assert talk(broker, b"\0\0") == b""
     assert broker.door.refused == 1
 
 
-@pytest.mark.parametrize("limits", [DoorLimits(clients=4 * STRANGERS_SHARE)])
+@pytest.mark.parametrize("limits", [ClientLimits(clients=4 * STRANGERS_SHARE)])
 def test_strangers_beyond_the_bound_push_out_the_oldest(broker: Broker, client: Client) -> None:
     address = broker.door.address
     assert address is not None
@@ -401,7 +401,7 @@ def test_a_request_that_is_too_long_ends_its_connection_only(
     other.calls.stopped("the test ends")
 
 
-@pytest.mark.parametrize("limits", [DoorLimits(clients=1)])
+@pytest.mark.parametrize("limits", [ClientLimits(clients=1)])
 def test_beyond_the_greatest_number_of_clients_none_is_offered(broker: Broker, client: Client) -> None:
     client.link_up()
     late = Client(broker)
@@ -413,7 +413,7 @@ def test_beyond_the_greatest_number_of_clients_none_is_offered(broker: Broker, c
     late.calls.stopped("the test ends")
 
 
-@pytest.mark.parametrize("limits", [DoorLimits(clients=100, waiting_bytes=1000)])
+@pytest.mark.parametrize("limits", [ClientLimits(clients=100, waiting_bytes=1000)])
 def test_a_flood_of_requests_is_checked_in_slices(loop: Loop, broker: Broker, client: Client) -> None:
     """Other work of the loop (heartbeats) gets its turn between them."""
     client.link_up()

@@ -17,8 +17,8 @@ import uvloop
 from escrowmq.replication.net.client_listener import (
     UNREAD_BYTES_MAX,
     ClientGreeting,
+    ClientLimits,
     ClientListener,
-    DoorLimits,
     FrameBuffer,
     UnreadAnswers,
     frame,
@@ -37,7 +37,7 @@ class House:
         self.loop, self.highest = loop, 0
         self.guests: list[RawClient] = []
         self.door = ClientListener(
-            self.begin, time.monotonic, DoorLimits(clients=100, unread_bytes=ALL, unread_bytes_each=ONE)
+            self.begin, time.monotonic, ClientLimits(clients=100, unread_bytes=ALL, unread_bytes_each=ONE)
         )
         self.thread = threading.Thread(target=loop.run_forever, daemon=True)
         self.thread.start()
