@@ -40,7 +40,7 @@ from escrowmq.spark_integration.sink.batch import (
 )
 from escrowmq.spark_integration.sink.intents import RAY_DATA, Attempt, app_of, epoch_id_of
 from escrowmq.spark_integration.sink.link import PASSING, SinkLink
-from escrowmq.spark_integration.sink.task import CHUNK_BYTES, attempt_name, attempt_number, write_batches
+from escrowmq.spark_integration.sink.task import attempt_name, attempt_number, write_batches
 
 if TYPE_CHECKING:
     from ray.data import Dataset
@@ -68,7 +68,7 @@ class EscrowMQDatasink(Datasink[Prepared]):
 
     #: See ``sink/batch``.
     quiet_s, pauses_s = QUIET_S, PAUSES_S
-    chunk_bytes = CHUNK_BYTES
+    chunk_bytes: int | None = None
 
     def __init__(
         self,

@@ -422,13 +422,15 @@ def write_batches(
     timeout_ms: int,
     home_of: Callable[[int], int] | None = None,
     compression: Compression | None = None,
-    chunk_bytes: int = CHUNK_BYTES,
+    chunk_bytes: int | None = None,
 ) -> tuple[Attempt, dict[int, int]]:
     """Run a whole task; returns what it prepared, and its references by group.
 
     On an error its chunks are rolled back. ``connect`` returns the link and ``partitions(topic)``; it is not
     called for a task without rows. ``home_of(groups)``: for writes without an intent, the group that decides.
+    ``chunk_bytes`` None: ``CHUNK_BYTES``.
     """
+    chunk_bytes = chunk_bytes or CHUNK_BYTES
     writer: ChunkWriter | None = None
     encoder: RowEncoder | None = None
     try:
