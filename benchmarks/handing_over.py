@@ -78,11 +78,11 @@ def _round(
 ) -> Cost:
     gc.collect()
     before, begin = _collections(), time.thread_time()
-    cluster._stage.held.depth += 1
+    cluster.stage.held.depth += 1
     try:
         kept = work(producer, messages)
     finally:
-        cluster._stage.held.depth -= 1
+        cluster.stage.held.depth -= 1
     handed, collections = time.thread_time(), _collections() - before
     assert producer.flush(60.0) and kept is not None
     ended, count = time.thread_time(), len(messages)
@@ -107,7 +107,7 @@ def many_transactions(count: int, rounds: int = 5) -> dict[str, float]:
                 encode_decision("app", [block])
             block.done({})
 
-        producer._core.enqueue = enqueue  # type: ignore[method-assign]
+        producer.core.enqueue = enqueue  # type: ignore[method-assign]
         ways: dict[str, Callable[[], Any]] = {
             "send_transactions": lambda: producer.send_transactions((m, None) for m in messages),
             "send_transactions_table": lambda: producer.send_transactions_table(TOPIC, table, key="key"),

@@ -45,11 +45,11 @@ def discover(namespace: str, address: str, wait_s: float = ANSWER_TIMEOUT_S) -> 
     deadline = time.monotonic() + wait_s
     known = _known.get((address, namespace))
     info = within(wait_s + 1.0, address, lambda: _discover(namespace, address, known, deadline))
-    _remember(_known, (address, namespace), info)
+    remember(_known, (address, namespace), info)
     return info
 
 
-def _remember(table: dict[tuple[str, str], T], cluster: tuple[str, str], value: T) -> None:
+def remember(table: dict[tuple[str, str], T], cluster: tuple[str, str], value: T) -> None:
     table.pop(cluster, None)
     table[cluster] = value
     for oldest in list(table)[:-KNOWN_MAX]:
@@ -96,7 +96,7 @@ def _note_seated(cluster: tuple[str, str], asked: Any) -> None:
     except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError) as error:
         log.debug("the supervisor did not report its replicas: %s", error)
     else:
-        _remember(_seated, cluster, [(gid, rid) for gid, rids in seated.items() for rid in rids])
+        remember(_seated, cluster, [(gid, rid) for gid, rids in seated.items() for rid in rids])
 
 
 def _brokers(

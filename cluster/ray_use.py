@@ -109,15 +109,16 @@ def as_guest() -> Iterator[None]:
 TURN_TIMEOUT_S = 60.0
 
 
-class _Process:
+class Connection:
     """What this process knows of its connection. A forked child begins with a new one."""
 
-    def __init__(self) -> None:
+    def __init__(self, turn_timeout_s: float = TURN_TIMEOUT_S) -> None:
+        self.turn_timeout_s = turn_timeout_s
         # Reentrant: a signal handler may close a handle while its thread is in here.
         self.turn = threading.RLock()
         #: Handles, also those that are about to join.
         self.users = 0
-        #: The connection that the last handle leaves, as ``_connection`` names it.
+        #: The connection that the last handle leaves, as ``_name`` gives it.
         self.ours: str | None = None
         #: Whether ``ours`` is a Ray that was started for a handle: it ends with the last one in any case.
         self.started = False
@@ -125,7 +126,7 @@ class _Process:
         self.touched = False
 
 
-_process = _Process()
+connection = Connection()
 
 
 def use_ray() -> Callable[[], None]:
@@ -135,23 +136,23 @@ def use_ray() -> Callable[[], None]:
     nothing, nor does a call in a forked child. Raises ConfigError in such a child; Unavailable.
     """
     with changing_ray():
-        _process.users += 1
-    process, lasts = _process, True
+        connection.users += 1
+    used, lasts = connection, True
 
     def leave() -> None:
         nonlocal lasts
-        if process is not _process:
+        if used is not connection:
             return
         with changing_ray():
             if not lasts:
                 return
             lasts = False
-            process.users -= 1
-            ours = process.ours
-            if process.users or ours is None:
+            used.users -= 1
+            ours = used.ours
+            if used.users or ours is None:
                 return
-            process.ours = None
-            if ray.is_initialized() and ours == _connection():
+            used.ours = None
+            if ray.is_initialized() and ours == _name():
                 with as_guest():
                     ray.shutdown()
 
@@ -165,10 +166,10 @@ def changing_ray() -> Iterator[None]:
     Raises ConfigError in a child that was forked from a process that had used Ray; Unavailable.
     """
     refuse_after_fork()
-    turn = _process.turn
-    if not turn.acquire(timeout=TURN_TIMEOUT_S):
+    turn, timeout_s = connection.turn, connection.turn_timeout_s
+    if not turn.acquire(timeout=timeout_s):
         raise Unavailable(
-            f"another thread of this process has been joining or leaving Ray for {TURN_TIMEOUT_S:g} s; see "
+            f"another thread of this process has been joining or leaving Ray for {timeout_s:g} s; see "
             "what Ray waits for in that thread's traceback, and try again",
             1.0,
         )
@@ -180,12 +181,12 @@ def changing_ray() -> Iterator[None]:
 
 def touch_ray() -> None:
     """Called before Ray's library connects. From now on, forked children cannot use it."""
-    _process.touched = True
+    connection.touched = True
 
 
 def leave_with_the_last(*, started: bool) -> None:
     """The last handle leaves the connection that has just been made; ``started``: with a Ray of its own."""
-    _process.ours, _process.started = _connection(), started
+    connection.ours, connection.started = _name(), started
 
 
 def stay_connected() -> None:
@@ -194,11 +195,11 @@ def stay_connected() -> None:
     A Ray that was started for a handle ends nevertheless: its processes must not outlive the cluster.
     """
     with changing_ray():
-        if ray.is_initialized() and not (_process.started and _process.ours == _connection()):
-            _process.ours = None
+        if ray.is_initialized() and not (connection.started and connection.ours == _name()):
+            connection.ours = None
 
 
-def _connection() -> str:
+def _name() -> str:
     """Names this process's present connection; one that is made later has another name."""
     context = ray.get_runtime_context()
     return f"{context.gcs_address} {context.get_job_id()}"
@@ -217,8 +218,8 @@ def refuse_after_fork() -> None:
 
 
 def _in_child() -> None:
-    global _process, _forked
-    parent, _process = _process, _Process()
+    global connection, _forked
+    parent, connection = connection, Connection()
     if not (_forked or parent.touched or ray.is_initialized()):
         return
     # Ray's exit hook would shut down the parent's Ray, and its hook for uncaught exceptions hangs.

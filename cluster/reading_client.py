@@ -16,7 +16,7 @@ import stat
 import struct
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -156,7 +156,7 @@ def version() -> str:
 LOGINS, SHARED = Path("/run/user"), Path("/tmp")
 
 
-def folders() -> list[Path]:
+def folders(logins: Path = LOGINS, shared: Path = SHARED) -> list[Path]:
     """The folders of this user's sockets on this machine, the preferred one first.
 
     A service and a shell must find each other, whether or not each of them has a login. So a process listens
@@ -164,8 +164,8 @@ def folders() -> list[Path]:
     """
     user, named = os.getuid(), os.environ.get("XDG_RUNTIME_DIR", "")
     runtime = [Path(named)] if named else []
-    found = [path / "escrowmq" for path in (*runtime, LOGINS / str(user)) if path.is_dir()]
-    return list(dict.fromkeys([*found, SHARED / f"escrowmq-{user}"]))
+    found = [path / "escrowmq" for path in (*runtime, logins / str(user)) if path.is_dir()]
+    return list(dict.fromkeys([*found, shared / f"escrowmq-{user}"]))
 
 
 def is_ours(path: Path) -> bool:
@@ -339,10 +339,21 @@ class NotAnswered(Exception):
     """Nobody has answered for that cluster. The text says why."""
 
 
-def ask(address: str, namespace: str | None, config: Path | None, read: str, arguments: list[Any]) -> Any:
-    """The answer to one of ``READS``. Raises NotAnswered, and what the cluster's answer raises."""
-    where = [path for path in folders() if is_ours(path)]
-    if not where:
+def ask(
+    address: str,
+    namespace: str | None,
+    config: Path | None,
+    read: str,
+    arguments: list[Any],
+    *,
+    where: Sequence[Path] | None = None,
+    taken_s: float = TAKEN_S,
+    taken_each_s: float = TAKEN_EACH_S,
+) -> Any:
+    """The answer to one of ``READS``. ``where``: the folders of sockets; None: those of this user. Raises
+    NotAnswered, and what the cluster's answer raises."""
+    ours = [path for path in (folders() if where is None else where) if is_ours(path)]
+    if not ours:
         raise NotAnswered("no exporter or supervisor of this user has run here")
     wanted, space = _cluster(address, namespace, config)
     question = Question(version(), read, arguments, space, wanted, proof(space))
@@ -351,10 +362,10 @@ def ask(address: str, namespace: str | None, config: Path | None, read: str, arg
     except (OverflowError, UnicodeEncodeError) as error:  # the cluster's own client says which argument
         raise NotAnswered(f"an argument cannot be sent: {error}") from None
     why = "no exporter or supervisor runs here"
-    deadline, tried = time.monotonic() + TAKEN_S, 0
-    paths = [path for folder in where for path in sorted(folder.glob("*.sock"))]
+    deadline, tried = time.monotonic() + taken_s, 0
+    paths = [path for folder in ours for path in sorted(folder.glob("*.sock"))]
     for path in paths:
-        until = deadline if path is paths[-1] else min(time.monotonic() + TAKEN_EACH_S, deadline)
+        until = deadline if path is paths[-1] else min(time.monotonic() + taken_each_s, deadline)
         try:
             answer = _ask(path, question, until)
             if answer.not_mine is None:

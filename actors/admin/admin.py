@@ -89,13 +89,13 @@ class Admin(MessageAdmin, MemberAdmin, Closing):
         self.info, self._timeout_s = info, timeout_s
         by_ray = feedback is None and calls is None
         self._feedback = _over_ray(info) if by_ray else feedback
-        self._router = Router(info, calls=calls, name="escrowmq-admin", background=background)
-        self._offsets = OffsetReader(self._router)
-        self._transactions = TransactionAdmin(self._router, timeout_s)
-        self._scheduled = ScheduledAdmin(self._router, timeout_s)
-        self._dead = DeadLetters(self._router, timeout_s, pause=pause_of(background))
-        self._redirects = Redirects(self._router, timeout_s, background)
-        self._wanted = Wanted(self._router, timeout_s)
+        self.router = Router(info, calls=calls, name="escrowmq-admin", background=background)
+        self._offsets = OffsetReader(self.router)
+        self._transactions = TransactionAdmin(self.router, timeout_s)
+        self._scheduled = ScheduledAdmin(self.router, timeout_s)
+        self._dead = DeadLetters(self.router, timeout_s, pause=pause_of(background))
+        self._redirects = Redirects(self.router, timeout_s, background)
+        self._wanted = Wanted(self.router, timeout_s)
 
     # ------------------------------------------------------------ topics
 
@@ -144,8 +144,8 @@ class Admin(MessageAdmin, MemberAdmin, Closing):
         for (_, partition), where in bounds.items():
             if isinstance(where, UnknownTopic):
                 raise where
-            gid = self._router.placement.group_of(name, partition)
-            leader = self._router.channels[gid].leader
+            gid = self.router.placement.group_of(name, partition)
+            leader = self.router.channels[gid].leader
             found.append(PartitionDescription(partition, gid, leader, *where))
         return TopicDescription(info, tuple(found))
 
@@ -156,7 +156,7 @@ class Admin(MessageAdmin, MemberAdmin, Closing):
         Delayed messages are no part of their transaction here. Raises ConfigError, UnknownTopic,
         TopicRecreated, or Unavailable if none was found in ten tries.
         """
-        return stable_cut(self._router, topics, self._timeout_s)
+        return stable_cut(self.router, topics, self._timeout_s)
 
     def delete_topic(self, name: str) -> None:
         """Deletes a topic and its messages. A topic of that name that is created meanwhile is not touched.
@@ -191,7 +191,7 @@ class Admin(MessageAdmin, MemberAdmin, Closing):
         plan = tuple(before) if planned else self.plan_trim(name, before, partition)  # type: ignore[arg-type]
         if planned:
             self._topic(name)  # tells the router where the topic's partitions are
-        carry_out(self._submit, self._router.placement.group_of, name, plan)
+        carry_out(self._submit, self.router.placement.group_of, name, plan)
         return plan
 
     def _topic(self, name: str) -> TopicInfo:
@@ -206,13 +206,13 @@ class Admin(MessageAdmin, MemberAdmin, Closing):
     def _ask(self, names: bool | list[str]) -> list[TopicInfo]:
         """The topics with these names, or all of them. Asks a leader: a follower may not know a topic that
         was created a moment ago."""
-        asked = self._router.leader_call(0, "topics", names, timeout_s=self._timeout_s)
+        asked = self.router.leader_call(0, "topics", names, timeout_s=self._timeout_s)
         known: list[TopicInfo] = result_of(asked, self._timeout_s)
-        self._router.placement.hear(known)
+        self.router.placement.hear(known)
         return known
 
     def _submit(self, gid: int, request: bytes) -> tuple[int, Any]:
-        (result,) = result_of(self._router.submit(gid, request, self._timeout_s), self._timeout_s)
+        (result,) = result_of(self.router.submit(gid, request, self._timeout_s), self._timeout_s)
         return result[0], result[1] if len(result) > 1 else None
 
     # ------------------------------------------------------------ transactions
@@ -286,7 +286,7 @@ class Admin(MessageAdmin, MemberAdmin, Closing):
     def groups(self) -> list[str]:
         """Names of consumer groups with members or committed offsets."""
         futures = [
-            self._router.leader_call(gid, "group_list", timeout_s=self._timeout_s)
+            self.router.leader_call(gid, "group_list", timeout_s=self._timeout_s)
             for gid in range(self.info.groups)
         ]
         return sorted({name for future in futures for name in result_of(future, self._timeout_s)})
@@ -302,7 +302,7 @@ class Admin(MessageAdmin, MemberAdmin, Closing):
     def describe_groups(self, groups: Iterable[str]) -> list[GroupDescription]:
         """:meth:`describe_group` of each group, in the order given; asks for many groups at a time."""
         names = [check_group_name(group) for group in groups]
-        return describe_groups(self._router, self._offsets, names, self._timeout_s)
+        return describe_groups(self.router, self._offsets, names, self._timeout_s)
 
     def plan_group_reset(
         self, group: str, to: Goal, topic: str | None = None, partition: int | None = None
@@ -353,7 +353,7 @@ class Admin(MessageAdmin, MemberAdmin, Closing):
         if isinstance(to, str | int | datetime):
             to = self.plan_group_reset(group, to, topic, partition)
         check_group_name(group)
-        group_changes.carry_out(self._router, group, to, self._timeout_s)
+        group_changes.carry_out(self.router, group, to, self._timeout_s)
         return tuple(to)
 
     def delete_group(self, group: str, by: str = "admin") -> None:
@@ -370,7 +370,7 @@ class Admin(MessageAdmin, MemberAdmin, Closing):
         check_by(by)
         names = [retry_topic(check_group_name(group)), dead_topic(group)]
         topics = {topic.name: topic.topic_id for topic in self._ask(names)}
-        delete_group(self._router, group, self._timeout_s, self._submit, by, topics)
+        delete_group(self.router, group, self._timeout_s, self._submit, by, topics)
 
     # ------------------------------------------------------------ retries and dead letters
 
@@ -450,11 +450,11 @@ class Admin(MessageAdmin, MemberAdmin, Closing):
 
         A process that does not answer in time is shown as unreachable.
         """
-        return cluster_status(self._router, self._feedback, wait_s)
+        return cluster_status(self.router, self._feedback, wait_s)
 
     def close(self) -> None:
         """Stops this object's thread; later calls raise Closed. Idempotent."""
-        self._router.close()
+        self.router.close()
         if self._feedback is not None:
             self._feedback.close()
 

@@ -68,18 +68,18 @@ class MemberAdmin:
     """The part of ``Admin`` about replicas and nodes."""
 
     info: ClusterInfo
-    _router: Router
+    router: Router
     _wanted: Wanted
     _timeout_s: float
 
     def members(self) -> tuple[GroupMembers, ...]:
         """The members of each broker group, as its leader knows them. Raises Unavailable."""
         asked = [
-            self._router.leader_call(gid, "members", timeout_s=self._timeout_s)
+            self.router.leader_call(gid, "members", timeout_s=self._timeout_s)
             for gid in range(self.info.groups)
         ]
         found = [result_of(future, self._timeout_s) for future in asked]
-        leaders = [channel.leader for channel in self._router.channels]
+        leaders = [channel.leader for channel in self.router.channels]
         return tuple(map(GroupMembers.of, range(self.info.groups), leaders, found))
 
     def set_replicas(self, group: int, replicas: int) -> None:

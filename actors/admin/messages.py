@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import google_crc32c
 
@@ -72,8 +72,10 @@ class PartitionSearch:
         source: tuple[str, int, int],
         needle: Needle,
         clock: Callable[[], float],
+        answer_s: float = ANSWER_S,
     ) -> None:
         """``source``: topic, partition, the topic's id."""
+        self._answer_s = answer_s
         self._router, self._gid, self._source, self._needle = router, gid, source, needle
         self._clock = clock
         members, leader = list(router.members(gid)), router.channels[gid].leader
@@ -125,7 +127,7 @@ class PartitionSearch:
         arguments = self._source, tuple(self._needle), start, end, limit, min(WAIT_S, left_s)
         try:
             found: FoundRows = self._router.replica_call(self._gid, rid, "find", *arguments).result(
-                min(WAIT_S, left_s) + ANSWER_S
+                min(WAIT_S, left_s) + self._answer_s
             )
         except Exception as error:  # a call of a dead or dying actor can fail in any way
             raise _refusal(rid, self._gid, error) from error
@@ -174,7 +176,8 @@ class _Question(NamedTuple):
 class MessageAdmin:
     """The part of ``Admin`` about single messages."""
 
-    _router: Router
+    answer_s: ClassVar[float] = ANSWER_S
+    router: Router
     _offsets: OffsetReader
     _timeout_s: float
 
@@ -259,9 +262,9 @@ class MessageAdmin:
         for partition, (start, end) in zip(wanted, self._ranges(asked, wanted), strict=True):
             at = max(start, offset) if partition == first else start
             name = asked.topic.name
-            gid = self._router.placement.group_of(name, partition)
+            gid = self.router.placement.group_of(name, partition)
             source = name, partition, asked.topic.topic_id
-            search = PartitionSearch(self._router, gid, source, asked.needle, time.monotonic)
+            search = PartitionSearch(self.router, gid, source, asked.needle, time.monotonic, self.answer_s)
             while at < end:
                 if left == 0:
                     yield partition, at, None
@@ -307,7 +310,7 @@ class MessageAdmin:
                 transaction = None
         return MessageTrace(
             message=message,
-            broker_group=self._router.placement.group_of(topic, partition),
+            broker_group=self.router.placement.group_of(topic, partition),
             how=None if origin is None else origin.how,
             readable_ms=found.time_ms,
             entry=None if origin is None else origin.index,
@@ -321,8 +324,8 @@ class MessageAdmin:
     def _progress(self, topic: str, partition: int, offset: int) -> tuple[GroupProgress, ...]:
         """What each consumer group has done with a message, by name."""
         futures = [
-            self._router.leader_call(gid, "group_places", topic, partition, timeout_s=self._timeout_s)
-            for gid in range(self._router.info.groups)
+            self.router.leader_call(gid, "group_places", topic, partition, timeout_s=self._timeout_s)
+            for gid in range(self.router.info.groups)
         ]
         answers = [result_of(future, self._timeout_s) for future in futures]
         found = {
@@ -348,17 +351,17 @@ class MessageAdmin:
     def _share_states(
         self, topic: str, partition: int, offset: int, streams: Mapping[str, Mapping[int, int]]
     ) -> list[ShareProgress]:
-        gid = self._router.placement.group_of(topic, partition)
+        gid = self.router.placement.group_of(topic, partition)
         message = topic, partition, offset
-        asked = self._router.leader_call(gid, "share_states", *message, streams, timeout_s=self._timeout_s)
+        asked = self.router.leader_call(gid, "share_states", *message, streams, timeout_s=self._timeout_s)
         told: list[ShareProgress] = result_of(asked, self._timeout_s)
         return told
 
     def _committed_in_retries(self, groups: Sequence[str]) -> dict[str, Mapping[int, int]]:
         """How far groups that read by offsets have come with their retries, by partition."""
         calls = {
-            group: self._router.leader_call(
-                coordinator_group(group, self._router.info.groups),
+            group: self.router.leader_call(
+                coordinator_group(group, self.router.info.groups),
                 *("committed", group, [retry_topic(group)]),
                 timeout_s=self._timeout_s,
             )
@@ -373,9 +376,9 @@ class MessageAdmin:
         self, topic: str, partition: int, offset: int, found: Mapping[str, GroupProgress]
     ) -> dict[str, int]:
         """The groups that wait at the message, since it has failed so often."""
-        message, groups = (topic, partition, offset), self._router.info.groups
+        message, groups = (topic, partition, offset), self.router.info.groups
         calls = {
-            group: self._router.leader_call(
+            group: self.router.leader_call(
                 coordinator_group(group, groups),
                 "failed_attempts",
                 group,
@@ -395,8 +398,8 @@ class MessageAdmin:
         info = self._topic(topic)
         if partition >= info.partitions:
             raise UnknownTopic(topic, partition, info.partitions)
-        asked = self._router.leader_call(
-            self._router.placement.group_of(topic, partition),
+        asked = self.router.leader_call(
+            self.router.placement.group_of(topic, partition),
             "message_at",
             *(topic, partition, info.topic_id, offset, origin),
             timeout_s=self._timeout_s,

@@ -348,7 +348,7 @@ class Broker(BrokerCalls):
         log.warning("%s: %s", broker_name(self._gid, self._rid), text)
 
     def _as_logged(self) -> dict[str, Any]:
-        parts = self._parts
+        parts = self.parts
         term = {} if parts is None else {"term": parts.running.node.term}
         return {"group": self._gid, "replica": self._rid, **term}
 
@@ -358,7 +358,7 @@ class Broker(BrokerCalls):
                 parts = Parts(self._host.open())
                 if self._info.groups > 1:
                     self._branches = BranchWork(parts.running, self._info, report=self._report)
-                self._parts = parts
+                self.parts = parts
                 return
             except Closed:
                 return
@@ -383,7 +383,7 @@ class Broker(BrokerCalls):
 
     @ray.method(concurrency_group="control")
     def status(self) -> ReplicaReport:
-        parts = self._parts
+        parts = self.parts
         report = parts.inspection.status() if parts else status_without_replica(self._gid, self._rid)
         node_id = ray.get_runtime_context().get_node_id()
         branches, across = self._branches, report.across
@@ -409,7 +409,7 @@ class Broker(BrokerCalls):
     def told(self, epoch: int, members: Sequence[int]) -> None:
         """The supervisor knows of members that this replica may not know yet. Works from the first moment
         on: a replica that is being opened may need them."""
-        parts = self._parts
+        parts = self.parts
         if parts is None:
             self._host.setup.peers.tell(epoch, [str(rid) for rid in members])
         else:
@@ -430,14 +430,14 @@ class Broker(BrokerCalls):
 
     @ray.method(concurrency_group="peer")
     def levels(self) -> LevelReport:
-        parts = self._parts
+        parts = self.parts
         return LevelReport(LEVEL_MAX, 0) if parts is None else parts.running.levels()
 
     @ray.method(concurrency_group="peer")
     def peer_moved(self, rid: int, incarnation: int, disk_id: str) -> tuple[int, str] | None:
         """Replica ``rid`` now runs elsewhere: refuse its earlier incarnations from now on. Returns which one
         is recorded; None: this replica is not running, tell it again."""
-        parts = self._parts
+        parts = self.parts
         if parts is None or str(rid) not in self._host.setup.peers:
             return None
         with contextlib.suppress(Closed, TimeoutError):

@@ -158,10 +158,10 @@ def marked(kind: type) -> Iterator[tuple[Callable[..., Any], str]]:
 
 
 class BrokerCalls:
-    """See the module's text. Thread-safe. ``_parts`` is set once the replica runs."""
+    """See the module's text. Thread-safe. ``parts`` is set once the replica runs."""
 
     def __init__(self) -> None:
-        self._parts: Parts | None = None
+        self.parts: Parts | None = None
         self._topic_packer = TopicPacker()
         self._fetch_buffers = AnswerBuffers(FETCH_BUFFERS, FETCH_BUFFER_BYTES)
 
@@ -171,12 +171,12 @@ class BrokerCalls:
 
     def _led(self, ask: Callable[[Parts], Reply]) -> Reply:
         """A call that only a leader serves."""
-        parts = self._parts
+        parts = self.parts
         return NOT_RUNNING if parts is None else ask(parts)
 
     def _running(self) -> Parts:
         """For calls that every replica serves. Raises Unavailable until it is open."""
-        parts = self._parts
+        parts = self.parts
         if parts is None:
             raise self._not_open()
         return parts
@@ -191,7 +191,7 @@ class BrokerCalls:
     def client_link(self) -> tuple[str, int, bytes] | None:
         """Where a client may connect for its requests, and the key that it proves there; None: it must use
         ``submit``."""
-        parts = self._parts
+        parts = self.parts
         return None if parts is None else parts.client_link()
 
     @concurrency("settle")
@@ -376,7 +376,7 @@ class BrokerCalls:
 
     @concurrency("control")
     def whoami(self) -> Leadership:
-        parts = self._parts
+        parts = self.parts
         return Leadership(False, None, 0) if parts is None else parts.running.whoami()
 
     # -------------------------------------------------------------- members

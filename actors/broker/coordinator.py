@@ -218,14 +218,14 @@ class GroupCoordinator:
         self._term = 0
         self._since = 0.0
         self._counter = 0
-        self._groups: dict[str, _Group] = {}
+        self.groups: dict[str, _Group] = {}
 
     def lead(self, term: int, since: float) -> bool:
         """Starts a term of leadership, which began at ``since``, with an empty memory; repeating has no
         effect. False: a past term."""
         if term > self._term:
             self._term, self._since, self._counter = term, since, 0
-            self._groups.clear()
+            self.groups.clear()
             self._deleting.clear()
         return term == self._term
 
@@ -256,13 +256,13 @@ class GroupCoordinator:
             return GroupCallRefused(
                 f"session_timeout_s must be in [{SESSION_S_MIN}, {SESSION_S_MAX}], not {session_timeout_s}"
             )
-        state = self._groups.get(group)
+        state = self.groups.get(group)
         if state is None:
-            if len(self._groups) >= GROUPS_MAX and not self._forget_empty():
+            if len(self.groups) >= GROUPS_MAX and not self._forget_empty():
                 return GroupCallRefused(
                     f"{GROUPS_MAX} consumer groups have members on this leader; close some"
                 )
-            state = self._groups[group] = _Group(had_offsets or bool(owned))
+            state = self.groups[group] = _Group(had_offsets or bool(owned))
         if state.older:
             grace_until = self._since + session_timeout_s / 2 + REJOIN_GRACE_S
             state.grace_until = max(state.grace_until, grace_until)
@@ -302,14 +302,14 @@ class GroupCoordinator:
     def begin(self, group: str) -> None:
         """Notes that a group unknown to the replicated state gets its first offsets in this term, before any
         member joins. They do not make it an older group, whose members would have to claim partitions."""
-        if group not in self._groups and (len(self._groups) < GROUPS_MAX or self._forget_empty()):
-            self._groups[group] = _Group(older=False)
+        if group not in self.groups and (len(self.groups) < GROUPS_MAX or self._forget_empty()):
+            self.groups[group] = _Group(older=False)
 
     def heartbeat(
         self, group: str, member: str, generation: int, now: float, *, partitions: Topics
     ) -> GroupAssignment | MembershipStale | InstanceTaken:
         """Stays a member, and confirms the assignment of ``generation``."""
-        state = self._groups.get(group)
+        state = self.groups.get(group)
         if state is not None and member in state.replaced:
             return _taken(group, member)
         known = None if state is None else state.members.get(member)
@@ -329,7 +329,7 @@ class GroupCoordinator:
 
     def leave(self, group: str, member: str) -> None:
         """Returns all its partitions at once. Leaving twice is harmless."""
-        state = self._groups.get(group)
+        state = self.groups.get(group)
         if state is not None and state.members.pop(member, None) is not None:
             self._note_gone(state, member)
             self._reassign(state)
@@ -341,7 +341,7 @@ class GroupCoordinator:
 
         Member ``""`` is a tool or a consumer without membership: allowed while the group is empty.
         """
-        state = self._groups.get(group)
+        state = self.groups.get(group)
         if state is not None:
             self._expire(state, now)
         if member == "":
@@ -374,7 +374,7 @@ class GroupCoordinator:
 
     def members(self, group: str, now: float) -> tuple[str, ...]:
         """The names of the live members."""
-        state = self._groups.get(group)
+        state = self.groups.get(group)
         if state is None:
             return ()
         self._expire(state, now)
@@ -383,14 +383,14 @@ class GroupCoordinator:
     def awaits_members(self, group: str, now: float) -> bool:
         """Whether members of an earlier leader may be about to join this one, if the group has offsets: an
         empty list of members means little as long as they may. Term 1 has no earlier leader."""
-        state = self._groups.get(group)
+        state = self.groups.get(group)
         if state is not None:
             return state.older and now < state.grace_until
         return self._term > 1 and now < self._since + SESSION_S_USUAL / 2 + REJOIN_GRACE_S
 
     def newest_of(self, group: str) -> int:
         """The newest generation that a member of the group was given in this term; -1: none."""
-        state = self._groups.get(group)
+        state = self.groups.get(group)
         return -1 if state is None else state.newest
 
     def delete(self, group: str, generation: int) -> None:
@@ -419,16 +419,16 @@ class GroupCoordinator:
 
     def expire(self, now: float) -> None:
         """Drops members whose session has expired, in every group. Call it every second or so."""
-        for state in self._groups.values():
+        for state in self.groups.values():
             self._expire(state, now)
 
     def names(self) -> list[str]:
         """Groups with members."""
-        return sorted(name for name, state in self._groups.items() if state.members)
+        return sorted(name for name, state in self.groups.items() if state.members)
 
     def describe(self, group: str, now: float) -> tuple[MemberDescription, ...]:
         """The members of a group, ordered by name."""
-        state = self._groups.get(group)
+        state = self.groups.get(group)
         members: Mapping[str, _MemberState] = {} if state is None else state.members
         return tuple(
             MemberDescription(
@@ -569,9 +569,9 @@ class GroupCoordinator:
         return GroupAssignment(member.generation, member.granted, pending, ids)
 
     def _forget_empty(self) -> bool:
-        for name in [name for name, state in self._groups.items() if not state.members]:
-            del self._groups[name]
-        return len(self._groups) < GROUPS_MAX
+        for name in [name for name, state in self.groups.items() if not state.members]:
+            del self.groups[name]
+        return len(self.groups) < GROUPS_MAX
 
 
 def _note(notes: dict[str, V], name: str, value: V) -> None:

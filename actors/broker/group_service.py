@@ -60,17 +60,17 @@ class CommitsUnderWay:
     def __init__(self) -> None:
         self.term = 0
         self.unknown: list[_Unknown] = []
-        self._queued: dict[str, Counter[TopicPartition]] = {}
+        self.queued: dict[str, Counter[TopicPartition]] = {}
 
     def lead(self, term: int) -> None:
         """As the coordinator's: in a new term nothing is under way."""
         if term > self.term:
             self.term = term
-            self._queued.clear()
+            self.queued.clear()
             self.unknown.clear()
 
     def add(self, group: str, partitions: Iterable[TopicPartition]) -> None:
-        self._queued.setdefault(group, Counter()).update(partitions)
+        self.queued.setdefault(group, Counter()).update(partitions)
 
     def ended(self, term: int, group: str, partitions: Sequence[TopicPartition], *, known: bool) -> None:
         """``known``: they are applied, or certainly not done. Those of an earlier term are already
@@ -96,7 +96,7 @@ class CommitsUnderWay:
         self.unknown = [one for one in self.unknown if one in kept]
 
     def _discard(self, group: str, partitions: Iterable[TopicPartition]) -> None:
-        queued = self._queued.get(group)
+        queued = self.queued.get(group)
         if queued is None:
             return
         for tp in partitions:
@@ -105,13 +105,13 @@ class CommitsUnderWay:
             else:
                 queued[tp] -= 1
         if not queued:
-            del self._queued[group]
+            del self.queued[group]
 
     def has_any(self, group: str) -> bool:
-        return group in self._queued
+        return group in self.queued
 
     def has(self, group: str, partitions: Iterable[TopicPartition]) -> bool:
-        queued = self._queued.get(group)
+        queued = self.queued.get(group)
         return queued is not None and any(tp in queued for tp in partitions)
 
 
@@ -162,7 +162,7 @@ class GroupService:
         self._lock = threading.Lock()
         self._which, self._led_since = which, led_since
         self._coordinator = GroupCoordinator(which, last_void)
-        self._under_way = CommitsUnderWay()
+        self.under_way = CommitsUnderWay()
         self._log_end, self._applied, self._settings = log_end, applied, settings
         self._has_failed = has_failed
 
@@ -269,7 +269,7 @@ class GroupService:
                 if (other := self._other(offsets, ids or {})) is not None:
                     return other
                 queue()
-                self._under_way.add(group, wanted)
+                self.under_way.add(group, wanted)
                 return None
 
             checked = self._led(check_and_queue)
@@ -306,12 +306,12 @@ class GroupService:
                 if (other := self._other(left, ids)) is not None:
                     return other
                 known = any(p in by_topic.get(topic, ()) for topic, p in wanted)
-                if known or self._under_way.has(group, wanted) or coordinator.is_being_deleted(group):
+                if known or self.under_way.has(group, wanted) or coordinator.is_being_deleted(group):
                     return False
                 if not by_topic:
                     coordinator.begin(group)
                 queue()
-                self._under_way.add(group, wanted)
+                self.under_way.add(group, wanted)
                 return True
 
             checked = self._led(check_and_queue)
@@ -342,7 +342,7 @@ class GroupService:
 
         def check(queue: Callable[[], None]) -> Reply | None:
             def check_and_queue(coordinator: GroupCoordinator, now: float) -> object:
-                if self._under_way.has_any(group) or coordinator.is_being_deleted(group):
+                if self.under_way.has_any(group) or coordinator.is_being_deleted(group):
                     return False
                 if members := coordinator.members(group, now):
                     return GroupLives(members)
@@ -399,14 +399,14 @@ class GroupService:
             def queue_in_term() -> None:
                 nonlocal term
                 queue()
-                term = self._under_way.term
+                term = self.under_way.term
 
             return check(queue_in_term)
 
         answer = self._submit(request, turn)
         if term is not None:
             with self._lock:
-                self._under_way.ended(term, group, _pairs(offsets), known=answer != ("unknown",))
+                self.under_way.ended(term, group, _pairs(offsets), known=answer != ("unknown",))
             if answer == ("unknown",):
                 self._look_after_unknown()  # also after the earlier ones: nobody else may look in this term
         if answer[0] != "ok" or isinstance(answer[1], _REFUSALS):
@@ -454,10 +454,10 @@ class GroupService:
 
     def _look_after_unknown(self) -> None:
         """Lets go of commits whose outcome was unknown, and that are applied by now, or never will be."""
-        if noted := list(self._under_way.unknown):
+        if noted := list(self.under_way.unknown):
             log_end, applied = self._log_end(), self._applied()
             with self._lock:
-                self._under_way.look(noted, log_end, applied)
+                self.under_way.look(noted, log_end, applied)
 
     def _led(self, do: Callable[[GroupCoordinator, float], T]) -> Reply:
         """Runs ``do`` under the lock if this replica leads: ``("ok", what it returns)``."""
@@ -470,7 +470,7 @@ class GroupService:
             since = self._led_since(leadership.term)
             if not self._coordinator.lead(leadership.term, now if since is None else since):
                 return leadership._replace(leader=None).refusal()
-            self._under_way.lead(leadership.term)
+            self.under_way.lead(leadership.term)
             return "ok", do(self._coordinator, now)
 
 

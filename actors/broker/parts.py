@@ -20,7 +20,7 @@ from escrowmq.replication.host.running_replica import RunningReplica
 from escrowmq.replication.host.sharing import Sharing
 from escrowmq.replication.host.snapshot_source import SnapshotSource
 from escrowmq.replication.host.tracing import Messages
-from escrowmq.replication.net.client_listener import CLIENTS_MAX, ClientListener
+from escrowmq.replication.net.client_listener import CLIENTS_MAX, ClientLimits, ClientListener
 
 # ------------------------------------------------------------------------------------------------------------
 # How many clients may connect: the log must never lack a file descriptor because of them.
@@ -75,7 +75,8 @@ class Parts:
             return None
         with self._opening:
             if self._door is None:
-                door = ClientListener(self.requests.begin, running.setup.monotonic, clients_max())
+                limits = ClientLimits(clients=clients_max())
+                door = ClientListener(self.requests.begin, running.setup.monotonic, limits)
                 try:
                     running.driver.serve(door)
                 except (Closed, Overloaded):

@@ -56,7 +56,7 @@ class ClientLoop:
         """``rng``: jitter only, no outcome depends on it."""
         self.info, self.clock = info, clock
         self.placement = TopicPlacement(info.groups)
-        self._calls = calls
+        self.calls = calls
         self.channels = [
             GroupChannel(info.replicas, config, partial(self._start_call, gid), rng)
             for gid in range(info.groups)
@@ -127,7 +127,7 @@ class ClientLoop:
             self._answers.append((gid, token, answer, error))
             self.wakeup.set()
 
-        self._calls.call(gid, rid, method, args, done)
+        self.calls.call(gid, rid, method, args, done)
 
     def turn(self) -> float:
         """Do all that can be done now; returns the latest time of the next call."""
@@ -157,7 +157,7 @@ class ClientLoop:
     def close(self) -> None:
         """End every request now (flush before)."""
         self.end("this client was closed")
-        self._calls.close()
+        self.calls.close()
 
     def end(self, detail: str) -> None:
         """End every request now, and tell the sources."""

@@ -152,14 +152,14 @@ class Router(ClientLoop):
         self._why = _CLOSED
         tell_after_fork(self)
         self._end_lock = threading.Lock()
-        linked = self._calls if isinstance(self._calls, LinkedCalls) else None
+        linked = self.calls if isinstance(self.calls, LinkedCalls) else None
         self._worker = background.worker(
             self._step, name, self.waited_for, wakeup=None if linked is None else linked.wakeup
         )
         self.wakeup = self._worker.wakeup
         if linked is not None:
             self.attach(linked)
-        self.attach(MemberWatch(self.channels, self._calls.call, self._post_if_open, self.clock()))
+        self.attach(MemberWatch(self.channels, self.calls.call, self._post_if_open, self.clock()))
         self._worker.start()
 
     def replica_call(self, gid: int, rid: int, method: str, *args: Any) -> Future[Any]:
@@ -174,7 +174,7 @@ class Router(ClientLoop):
 
         if self._closing:
             raise Closed(self._why)
-        self._calls.call(gid, rid, method, args, done)
+        self.calls.call(gid, rid, method, args, done)
         return future
 
     def post(self, work: Callable[[], None]) -> None:
@@ -200,13 +200,13 @@ class Router(ClientLoop):
         self._closing = True
         self.wakeup.set()
         self._worker.join()
-        self._calls.close()
+        self.calls.close()
 
     def forked(self) -> None:
         """See :class:`~escrowmq.actors.client.closing.Forkable`."""
         self._closing, self._why = True, f"this client cannot be used: {FORKED}"
-        if isinstance(self._calls, LinkedCalls):
-            self._calls.forked()
+        if isinstance(self.calls, LinkedCalls):
+            self.calls.forked()
 
     def _step(self) -> float | None:
         detail = "this client was closed"

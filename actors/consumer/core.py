@@ -108,8 +108,8 @@ class ConsumerCore:
         )
         self.redelivery = Redelivery()
         self.retries: LocalRetries | Retries = LocalRetries(self)
-        self.counted, self._calls = Counted(), calls or over_ray(info)
-        self.router = Router(info, config.channel, self._calls, name=THREAD, background=background)
+        self.counted, self.calls = Counted(), calls or over_ray(info)
+        self.router = Router(info, config.channel, self.calls, name=THREAD, background=background)
         self.clock, self.offsets = background.clock, OffsetReader(self.router)
         self._subscribing = Subscribing(
             self.router, self.offsets, group, config.auto_offset_reset, config.call_timeout_s
@@ -117,7 +117,7 @@ class ConsumerCore:
         salt = random.randrange(info.replicas)  # it only spreads load: no outcome depends on it
         choice = ReplicaChoice(info.replicas, salt=salt, members=self.router.members)
         self.fetch = FetchThread(
-            self.positions, choice, config, self._calls, self.condition, background, self.counted
+            self.positions, choice, config, self.calls, self.condition, background, self.counted
         )
         self.taking = RecordDrain(self.positions, self.redelivery, self.counted, self.fetch.wake, *chosen)
         self.membership: Membership | None = None

@@ -46,7 +46,7 @@ class Redelivery:
 
     def __init__(self, limit: int = NACKED_MAX) -> None:
         self._limit = limit
-        self._due: list[tuple[float, str, int, int]] = []  # a heap: due time, topic, partition, offset
+        self.due: list[tuple[float, str, int, int]] = []  # a heap: due time, topic, partition, offset
         self._records: dict[TopicPartition, dict[int, tuple[float, ConsumerRecord]]] = {}
         self._count = 0
 
@@ -63,7 +63,7 @@ class Redelivery:
             self._count += 1
         waiting[record.offset] = due, record
         if due < float("inf"):
-            heapq.heappush(self._due, (due, record.topic, record.partition, record.offset))
+            heapq.heappush(self.due, (due, record.topic, record.partition, record.offset))
             self._tidy()
 
     def discard(self, record: ConsumerRecord) -> bool:
@@ -74,15 +74,15 @@ class Redelivery:
         del waiting[record.offset]
         self._count -= 1
         if not self._count:
-            self._due.clear()
+            self.due.clear()
         return True
 
     def take(self, now: float, limit: int, skip: Collection[TopicPartition] = ()) -> list[ConsumerRecord]:
         """Due records, at most ``limit``; those of partitions in ``skip`` (paused) continue to wait."""
         records: list[ConsumerRecord] = []
         held: list[tuple[float, str, int, int]] = []
-        while self._due and len(records) < limit and self._due[0][0] <= now:
-            entry = heapq.heappop(self._due)
+        while self.due and len(records) < limit and self.due[0][0] <= now:
+            entry = heapq.heappop(self.due)
             due, topic, partition, offset = entry
             waiting = self._records.get((topic, partition), {})
             if offset not in waiting or waiting[offset][0] != due:
@@ -93,12 +93,12 @@ class Redelivery:
             records.append(waiting.pop(offset)[1])
             self._count -= 1
         for entry in held:
-            heapq.heappush(self._due, entry)
+            heapq.heappush(self.due, entry)
         return records
 
     def next_due(self) -> float | None:
         """When the next record may come back (possibly too early)."""
-        return self._due[0][0] if self._due else None
+        return self.due[0][0] if self.due else None
 
     def floor(self, tp: TopicPartition) -> int | None:
         """The lowest offset of a partition that still waits; commits stop before it."""
@@ -109,20 +109,20 @@ class Redelivery:
         """Forgets a partition's records: it was reassigned, or the application sought elsewhere."""
         self._count -= len(self._records.pop(tp, ()))
         if not self._count:
-            self._due.clear()
+            self.due.clear()
 
     def _tidy(self) -> None:
         """Removes what no longer counts from the heap once it is most of it: a record may be nacked again and
         again, or sought away from, long before its time, which can be years ahead."""
-        if len(self._due) <= 2 * self._count + STALE_MAX:
+        if len(self.due) <= 2 * self._count + STALE_MAX:
             return
-        self._due = [
+        self.due = [
             (due, topic, partition, offset)
             for (topic, partition), waiting in self._records.items()
             for offset, (due, _) in waiting.items()
             if due < float("inf")
         ]
-        heapq.heapify(self._due)
+        heapq.heapify(self.due)
 
 
 #: Messages that are passed over before others may take the lock: 10 ms.

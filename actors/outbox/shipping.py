@@ -28,7 +28,7 @@ def partition_of(producer: Producer, message: Message, turn: int) -> int:
 
     Raises what sending it would raise: InvalidMessage, MessageTooLarge, UnknownTopic.
     """
-    core = producer._core
+    core = producer.core
     later: list[Later] = []
     encoded, _ = core.encoder.encode([message], f"{turn}", later)
     return encoded[0][1] if encoded else later[0].partition

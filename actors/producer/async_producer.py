@@ -33,7 +33,7 @@ from escrowmq.actors.producer.core import ProducerCore
 from escrowmq.actors.producer.encoding.blocks import Outcome
 from escrowmq.actors.producer.encoding.encoder import as_messages
 from escrowmq.actors.producer.encoding.many import Delivery, Headers
-from escrowmq.actors.producer.fence_name import NAME_WAIT_S, FenceName, too_late
+from escrowmq.actors.producer.fence_name import FenceName, too_late
 from escrowmq.actors.producer.transactions.local_transaction import (
     LocalBatch,
     Requested,
@@ -72,13 +72,13 @@ class AsyncProducer(AsyncClosing):
         close: Callable[[float | None], None],
     ) -> None:
         """``close(timeout_s)`` closes the producer."""
-        self._core, self._close = core, close
+        self.core, self._close = core, close
         self._bridges: dict[asyncio.AbstractEventLoop, LoopBridge] = {}
 
     @property
     def app(self) -> str:
         """The app that this producer's transactions belong to."""
-        return self._core.app
+        return self.core.app
 
     def _bridge(self) -> LoopBridge:
         loop = asyncio.get_running_loop()
@@ -100,7 +100,7 @@ class AsyncProducer(AsyncClosing):
         Messages handed over one after the other keep their order.
         """
         await self._learn((message,))
-        core = self._core
+        core = self.core
         partition, row = core.encoder.plain(message)
         if message.delay_s is not None or message.deliver_at is not None:
             return await self._send_later(message, partition, row)
@@ -112,14 +112,14 @@ class AsyncProducer(AsyncClosing):
     async def _send_later(
         self, message: Message, partition: int | None, row: bytes
     ) -> asyncio.Future[RecordMetadata]:
-        core, topic = self._core, message.topic
+        core, topic = self.core, message.topic
         time_ms = core.delays.time_of(message)
         sent = await self._until(lambda: core.send_later(topic, partition, row, time_ms))
         return sent.asyncio_future(self._bridge())
 
     async def cancel(self, schedule_id: str) -> bool:
         """Cancels a delayed message; see ``Producer.cancel``."""
-        core = self._core
+        core = self.core
         core.check_open()
         wanted = Cancellation(ScheduleId.parse(schedule_id, core.info.cluster_id))
         for _ in range(TOPICS_MAX):
@@ -164,7 +164,7 @@ class AsyncProducer(AsyncClosing):
     async def _ended(self, send: Callable[..., SentMany], *args: Any) -> SentMany:
         given_up = threading.Event()
         try:
-            sent = await _in_own_thread(send, self._core, *args, given_up=given_up.is_set)
+            sent = await _in_own_thread(send, self.core, *args, given_up=given_up.is_set)
         finally:
             given_up.set()
         await sent.end(self._bridge())
@@ -182,7 +182,7 @@ class AsyncProducer(AsyncClosing):
         """A transaction for an ``async with`` block; see ``Producer.transaction``."""
         return AsyncTransaction(
             self,
-            self._core,
+            self.core,
             query_id,
             tx_id,
             transaction_timeout_s,
@@ -234,13 +234,13 @@ class AsyncProducer(AsyncClosing):
         The callback may be a coroutine function. A batch with a callback has a thread of its own until it
         has ended, so bound how many run at a time.
         """
-        self._core.check_open()
+        self.core.check_open()
         if local_transaction is not None:
             check_callable(local_transaction, awaits=True, many=True)
         call = asyncio.to_thread if local_transaction is None else _in_own_thread
         return await call(
             bulk.send_transactions,
-            self._core,
+            self.core,
             batch,
             _in_this_loop(local_transaction),
             transaction_timeout_s,
@@ -265,7 +265,7 @@ class AsyncProducer(AsyncClosing):
         and may be a coroutine function. With one it has a thread of its own, as ``send_transactions``."""
         columns = TransactionColumns(value, key, tx_id, query_id)
         call = transactions_of_table(
-            self._core,
+            self.core,
             topic,
             table,
             columns,
@@ -280,14 +280,14 @@ class AsyncProducer(AsyncClosing):
 
     def statistics(self) -> ProducerStatistics:
         """See ``Producer.statistics``; does not wait."""
-        return self._core.statistics()
+        return self.core.statistics()
 
     async def flush(self, timeout_s: float | None = None) -> bool:
         """See ``Producer.flush``."""
-        self._core.check_open()
+        self.core.check_open()
         check_wait(timeout_s)
-        limit_s = self._core.config.delivery_timeout_s if timeout_s is None else timeout_s
-        return await asyncio.to_thread(self._core.flush, limit_s)
+        limit_s = self.core.config.delivery_timeout_s if timeout_s is None else timeout_s
+        return await asyncio.to_thread(self.core.flush, limit_s)
 
     async def close(self, timeout_s: float | None = None) -> None:
         """Closes the whole producer, including its blocking interface."""
@@ -301,7 +301,7 @@ class AsyncProducer(AsyncClosing):
         await self._learn_topics({message.topic for message in messages if isinstance(message, Message)})
 
     async def _learn_topics(self, topics: set[str]) -> None:
-        catalog = self._core.catalog
+        catalog = self.core.catalog
         unknown = catalog.unknown(topics)
         if unknown:
             await asyncio.wrap_future(catalog.ask(unknown))
@@ -311,10 +311,10 @@ class AsyncProducer(AsyncClosing):
 
     async def _until(self, attempt: Callable[[], T | None]) -> T:
         """Waits for room in the producer's buffer; raises Overloaded after ``buffer_wait_s``."""
-        deadline = self._core.clock() + self._core.config.buffer_wait_s
+        deadline = self.core.clock() + self.core.config.buffer_wait_s
         while not (done := attempt()):
-            if self._core.clock() >= deadline:
-                raise self._core.overloaded()
+            if self.core.clock() >= deadline:
+                raise self.core.overloaded()
             await asyncio.sleep(ROOM_POLL_S)
         return done
 
@@ -399,7 +399,7 @@ class AsyncTransaction(TransactionBase):
         future, done = self._face._bridge().waiter()
         naming.attempt().add_done_callback(done)  # shared with all who wait
         try:
-            attempt = await asyncio.wait_for(future, NAME_WAIT_S)
+            attempt = await asyncio.wait_for(future, naming.wait_s)
         except TimeoutError:
             self._raise_unnamed(too_late())
         if (error := attempt.exception()) is not None:

@@ -258,7 +258,7 @@ class ProducerCore:
         self._lock = threading.Lock()
         self._room: threading.Condition = background.condition(self._lock)
         self._blocked = 0
-        self._buffered = 0
+        self.buffered = 0
         self._bound = BufferBound(config.buffer_bytes, config.buffer_s + config.linger_ms / 1000)
         self._closed = self._ended = False
         self._why = _CLOSED
@@ -314,7 +314,7 @@ class ProducerCore:
         with self._lock:
             if self._closed:
                 raise Closed(self._why)
-            buffered = self._buffered
+            buffered = self.buffered
             if buffered + size > self._buffer_bytes or buffered >= self._bound.limit:
                 return None
             if partition is None and (partition := self._sticky.get(topic)) is None:
@@ -327,7 +327,7 @@ class ProducerCore:
             future = SendFuture(parcel, len(rows))
             rows.append(row)
             parcel.size += size
-            self._buffered = buffered + size
+            self.buffered = buffered + size
             waiting = self._inbox_bytes = self._inbox_bytes + size
         if waiting >= self._full_bytes or not self._looks_soon_for_messages:
             self.router.wakeup.set()
@@ -370,7 +370,7 @@ class ProducerCore:
         return not self._full(size)
 
     def _count_in(self, size: int) -> None:
-        self._buffered += size
+        self.buffered += size
         self._inbox_bytes += size
 
     def _wake_if_due(self) -> None:
@@ -413,12 +413,12 @@ class ProducerCore:
                 raise Closed(self._why)
             if self._full(size):
                 return False
-            self._buffered += size
+            self.buffered += size
             return True
 
     def _full(self, size: int) -> bool:
         # The adaptive bound only has to have some room left, so that something large gets its turn as well.
-        return self._buffered + size > self._buffer_bytes or self._buffered >= self._bound.limit
+        return self.buffered + size > self._buffer_bytes or self.buffered >= self._bound.limit
 
     def wait_for_room(self, size: int, deadline: float) -> None:
         """Blocks until ``size`` bytes might fit. Raises Overloaded at the deadline, Closed when closed."""
@@ -454,7 +454,7 @@ class ProducerCore:
     def release(self, size: int) -> None:
         """Gives reserved bytes back."""
         with self._lock:
-            self._buffered -= size
+            self.buffered -= size
             if self._blocked:
                 self._room.notify_all()
 
@@ -505,7 +505,7 @@ class ProducerCore:
             request_bytes=counted.request_bytes,
             retries=sum(channel.retries for channel in channels),
             requests_in_flight=sum(channel.in_flight for channel in channels),
-            buffered_bytes=self._buffered,
+            buffered_bytes=self.buffered,
             buffer_bytes_max=self._bound.limit,
             latency_p50_s=half,
             latency_p99_s=most,
@@ -579,7 +579,7 @@ class ProducerCore:
     ) -> None:
         taken_on = built.deadline - self.config.delivery_timeout_s
         now = self.clock()
-        self._bound.answered(taken_on, now, self._buffered)
+        self._bound.answered(taken_on, now, self.buffered)
         counted = self._counted
         counted.requests += 1
         counted.request_bytes += built.size

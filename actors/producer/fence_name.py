@@ -21,9 +21,11 @@ NAME_WAIT_S = 30.0
 class FenceName:
     """See the module's text. Thread-safe."""
 
-    def __init__(self, learn: Callable[[], bytes], use: Callable[[bytes], None]) -> None:
+    def __init__(
+        self, learn: Callable[[], bytes], use: Callable[[bytes], None], wait_s: float = NAME_WAIT_S
+    ) -> None:
         """``learn``: see ``TxStatusQuerier.learn_fence``. ``use`` is called once, with the name."""
-        self._learn, self._use = learn, use
+        self._learn, self._use, self.wait_s = learn, use, wait_s
         self._lock = threading.Lock()
         self._attempt: Future[None] | None = None
         #: Whether a transaction may be prepared now, without waiting.
@@ -47,7 +49,7 @@ class FenceName:
             return
         attempt = self.attempt()
         try:
-            attempt.result(NAME_WAIT_S)
+            attempt.result(self.wait_s)
         except TimeoutError as error:
             if attempt.done():  # the database's own
                 raise

@@ -25,7 +25,7 @@ def settle(producer: Producer, number: int, digest: bytes, topic: str) -> bool:
     Raises what sending a numbered transaction raises; OutOfStep: a later number is committed, or this one
     with another digest.
     """
-    core = producer._core
+    core = producer.core
     claimed = core.claimed
     if claimed is None:
         raise InvalidMessage("only a producer with a transactional_id has numbered transactions")

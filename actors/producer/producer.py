@@ -109,7 +109,7 @@ class Producer(Closing):
         separate thread, until the producer is closed. Its exceptions are logged.
         """
         self._config = config or ProducerConfig()
-        self._core = ProducerCore(
+        self.core = ProducerCore(
             info,
             app,
             self._config,
@@ -125,7 +125,7 @@ class Producer(Closing):
             if statistics_callback is not None:
                 self._timer = StatisticsTimer(statistics_callback, statistics_interval_s, self.statistics)
             if transactional_id is not None:
-                self._core.claim(check_name(transactional_id))
+                self.core.claim(check_name(transactional_id))
         except BaseException:
             self.close(0.0)
             raise
@@ -134,15 +134,15 @@ class Producer(Closing):
                 self._answerer = (answered_by or _over_ray())(
                     app,
                     tx_status_querier,
-                    self._core.instance,
+                    self.core.instance,
                     info,
                     config=answerer,
                     feedback_config=feedback,
-                    still_running=self._core.running.__contains__,
-                    idle=lambda: not self._core.running,
+                    still_running=self.core.running.__contains__,
+                    idle=lambda: not self.core.running,
                 )
                 if names_a_table(tx_status_querier):  # it is a querier: the answerer has looked
-                    self._core.fenced_by(tx_status_querier.learn_fence)
+                    self.core.fenced_by(tx_status_querier.learn_fence)
                 self._answerer.start()
             except BaseException:
                 self.close(0.0)
@@ -151,25 +151,25 @@ class Producer(Closing):
     @property
     def app(self) -> str:
         """The app that this producer's transactions belong to."""
-        return self._core.app
+        return self.core.app
 
     @property
     def transactional_id(self) -> str | None:
         """The name that it has claimed."""
-        claimed = self._core.claimed
+        claimed = self.core.claimed
         return None if claimed is None else claimed.name
 
     @property
     def epoch(self) -> int:
         """That of its claim, higher than those of all producers of the name before it; 0: it has no name."""
-        claimed = self._core.claimed
+        claimed = self.core.claimed
         return 0 if claimed is None else claimed.epoch
 
     @property
     def last_number(self) -> int:
         """The number of the last transaction of ``send_numbered`` that is committed, as far as this producer
         knows; 0: none was."""
-        claimed = self._core.claimed
+        claimed = self.core.claimed
         return 0 if claimed is None else claimed.number
 
     # ------------------------------------------------------------ plain messages
@@ -184,7 +184,7 @@ class Producer(Closing):
         Callbacks of the future run in the producer's thread and must not block. The future has no weak
         references, and makes a result for each who asks.
         """
-        core = self._core
+        core = self.core
         partition, row = core.encoder.plain(message)
         if message.delay_s is not None or message.deliver_at is not None:
             return self._send_later(message, partition, row)
@@ -194,9 +194,9 @@ class Producer(Closing):
         return future  # type: ignore[return-value]  # see SendFuture
 
     def _send_later(self, message: Message, partition: int | None, row: bytes) -> Future[RecordMetadata]:
-        time_ms = self._core.delays.time_of(message)
-        attempt = partial(self._core.send_later, message.topic, partition, row, time_ms)
-        return self._core.when_room(len(row), attempt)  # type: ignore[arg-type]  # see SendFuture
+        time_ms = self.core.delays.time_of(message)
+        attempt = partial(self.core.send_later, message.topic, partition, row, time_ms)
+        return self.core.when_room(len(row), attempt)  # type: ignore[arg-type]  # see SendFuture
 
     def cancel(self, schedule_id: str) -> bool:
         """Cancels a delayed message, of any producer.
@@ -210,7 +210,7 @@ class Producer(Closing):
         waits for a retry; UnknownTopic if the topic was deleted (and the message with it), OutcomeUnknown if
         the answer was lost: call again, which is harmless.
         """
-        core = self._core
+        core = self.core
         core.check_open()
         wanted = Cancellation(ScheduleId.parse(schedule_id, core.info.cluster_id))
         for _ in range(TOPICS_MAX):
@@ -244,7 +244,7 @@ class Producer(Closing):
         there was none have that error. Everything else is as for ``send``.
         """
         delivery = Delivery(delay_s, deliver_at)
-        return sent_many.send_many(self._core, topic, values, keys, headers, partition, delivery)
+        return sent_many.send_many(self.core, topic, values, keys, headers, partition, delivery)
 
     def send_table(
         self,
@@ -267,7 +267,7 @@ class Producer(Closing):
         in C, so a row costs a third of a ``send``.
         """
         delivery = Delivery(delay_s, deliver_at)
-        return sent_many.send_table(self._core, topic, table, value, key, partition, delivery)
+        return sent_many.send_table(self.core, topic, table, value, key, partition, delivery)
 
     # ------------------------------------------------------------ transactions
 
@@ -288,7 +288,7 @@ class Producer(Closing):
         the check finds out and commits. ``local=False``: there is no local transaction, so nobody is asked:
         open for longer than its time-out, it is rolled back.
         """
-        return Transaction(self._core, query_id, tx_id, transaction_timeout_s, one_way_commit, local)
+        return Transaction(self.core, query_id, tx_id, transaction_timeout_s, one_way_commit, local)
 
     def send_message_in_transaction(
         self,
@@ -359,10 +359,10 @@ class Producer(Closing):
 
         Raises nothing for single transactions: look at ``state`` and ``error`` of the results.
         """
-        self._core.check_open()
+        self.core.check_open()
         if local_transaction is not None:
             check_callable(local_transaction, many=True)
-        return bulk.send_transactions(self._core, batch, local_transaction, transaction_timeout_s)
+        return bulk.send_transactions(self.core, batch, local_transaction, transaction_timeout_s)
 
     def send_transactions_table(
         self,
@@ -397,7 +397,7 @@ class Producer(Closing):
         """
         columns = TransactionColumns(value, key, tx_id, query_id)
         call = transactions_of_table(
-            self._core,
+            self.core,
             topic,
             table,
             columns,
@@ -425,29 +425,29 @@ class Producer(Closing):
         prevents a transaction from being prepared.
         """
         with self._numbering:
-            return numbered.send(self._core, number, as_messages(messages), digest)
+            return numbered.send(self.core, number, as_messages(messages), digest)
 
     def statistics(self) -> ProducerStatistics:
         """Its counters and present state. Cheap, from any thread, also after ``close``."""
-        return self._core.statistics()
+        return self.core.statistics()
 
     # ------------------------------------------------------------ end
 
     @cached_property
     def aio(self) -> AsyncProducer:
         """The asyncio interface of this producer."""
-        return AsyncProducer(self._core, self.close)
+        return AsyncProducer(self.core, self.close)
 
     def flush(self, timeout_s: float | None = None) -> bool:
         """Sends what waits now and waits for the answers; False if ``timeout_s`` passed first."""
-        self._core.check_open()
+        self.core.check_open()
         check_wait(timeout_s)
-        return self._core.flush(self._config.delivery_timeout_s if timeout_s is None else timeout_s)
+        return self.core.flush(self._config.delivery_timeout_s if timeout_s is None else timeout_s)
 
     def close(self, timeout_s: float | None = None) -> None:
         """Flushes and closes. Later calls raise Closed; what is still undecided is left to the check."""
         check_wait(timeout_s)
-        self._core.close(self._config.delivery_timeout_s if timeout_s is None else timeout_s)
+        self.core.close(self._config.delivery_timeout_s if timeout_s is None else timeout_s)
         if self._answerer is not None:
             self._answerer.close()
         if self._timer is not None:

@@ -28,11 +28,11 @@ IDLE_MAX_S = 86_400.0
 class Reader:
     """One consumer of a way's topic. Notes when it got the message of each order."""
 
-    def __init__(self, cluster: Any, topic: str) -> None:
+    def __init__(self, cluster: Any, topic: str, catch_up_s: float = CATCH_UP_S) -> None:
         self._consumer = cluster.consumer(
             f"bench-{topic}", [topic], auto_offset_reset="earliest", poll_interval_max_s=IDLE_MAX_S
         )
-        self._topic = topic
+        self._topic, self._catch_up_s = topic, catch_up_s
         self.read: dict[int, float] = {}
         self.failed: BaseException | None = None
 
@@ -48,7 +48,7 @@ class Reader:
 
     def catch_up(self, count: int) -> None:
         """Read until so many messages were read in all."""
-        until = time.perf_counter() + CATCH_UP_S
+        until = time.perf_counter() + self._catch_up_s
         while len(self.read) < count:
             if time.perf_counter() > until:
                 raise AssertionError(f"{self._topic}: {len(self.read)} of {count} messages can be read")

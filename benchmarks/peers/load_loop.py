@@ -7,17 +7,17 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 #: Messages are made beforehand, because making them is not measured. As many as the load of EscrowMQ has.
 READY = 1024
 
 
-def serve(rows: Mapping[str, Callable[[float], dict[str, Any]]]) -> None:
-    """Until standard input ends."""
+def serve(rows: Mapping[str, Callable[[float], dict[str, Any]]], lines: Iterable[str] | None = None) -> None:
+    """Until the lines end; None: those of standard input."""
     print(json.dumps({"ready": sorted(rows)}), flush=True)
-    for line in sys.stdin:
+    for line in sys.stdin if lines is None else lines:
         row, seconds = line.split()
         try:
             answer = rows[row](float(seconds))

@@ -95,7 +95,7 @@ def show(look: StatusSnapshot, shown: Format, *, wide: bool) -> None:
         for group in found.groups
         for replica in group.replicas
     ]
-    if problems := _problems(found, rows):
+    if problems := problems_of(found, rows):
         pairs["problems"] = "\n".join(problems)
     show_pairs(shown, found, pairs)
     tables: list[tuple[Sequence[Mapping[str, Any]], Sequence[str]]] = [
@@ -110,15 +110,15 @@ def show(look: StatusSnapshot, shown: Format, *, wide: bool) -> None:
         show_rows(shown, lines, columns, empty=NO_FEEDBACK)
 
 
-def _problems(found: ClusterStatus, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+def problems_of(found: ClusterStatus, rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """All problems, one per line: of replicas and groups, and failures that the supervisor saw."""
     told = list(found.problems)
-    told += [f"group {group.group}: {text}" for group in found.groups for text in _alarms(group)]
+    told += [f"group {group.group}: {text}" for group in found.groups for text in alarms(group)]
     failed = [f"replica {row['replica']}: {row['failure']}" for row in rows if row["failure"]]
-    return told + failed + _tables_missing(found)
+    return told + failed + tables_missing(found)
 
 
-def _tables_missing(found: ClusterStatus) -> list[str]:
+def tables_missing(found: ClusterStatus) -> list[str]:
     """Fences' tables that transactions wait for; an application must mend that."""
     reports = [status.report for status in found.feedback or () if status.report is not None]
     missing = dict.fromkeys(name for report in reports for name in report.tables_missing)
@@ -161,7 +161,7 @@ def _group(group: GroupStatus) -> dict[str, Any]:
     }
 
 
-def _alarms(group: GroupStatus) -> list[str]:
+def alarms(group: GroupStatus) -> list[str]:
     """Conditions of a group that an operator must act on."""
     against = group.across.against_home if group.across is not None else 0
     short_ms = group.given_ids.short_ms if group.given_ids is not None else None

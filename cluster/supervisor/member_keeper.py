@@ -75,7 +75,15 @@ class MemberKeeper:
         lock: threading.Lock,
         data_dir: Path,
         patience_s: float,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wait: Callable[..., Any] = ray.wait,
+        get: Callable[..., Any] = ray.get,
+        remove: Callable[..., Any] = begin_removal,
     ) -> None:
+        """``wait``, ``get``: as Ray's, for the answers of its actors and tasks. ``remove``: begins to remove
+        the directory of a replica that is no more."""
+        self._clock, self._wait, self._get, self._remove = clock, wait, get, remove
         self._directory, self._watch, self._tracks, self._lock = directory, watch, tracks, lock
         self._data_dir, self._patience_s = data_dir, patience_s
         self._asked: dict[int, _Asked] = {}
@@ -101,7 +109,7 @@ class MemberKeeper:
     def changes(self, nodes: Sequence[Node]) -> list[dict[str, Any]]:
         """For each group that is not as wanted: its present state, its next step, and any problem."""
         groups = self.groups()
-        steps = next_steps(groups, self.fleet(nodes, groups), time.monotonic(), self._patience_s)
+        steps = next_steps(groups, self.fleet(nodes, groups), self._clock(), self._patience_s)
         by_gid = {group.gid: group for group in groups}
         return [
             {
@@ -166,7 +174,7 @@ class MemberKeeper:
     def turn(self, nodes: Sequence[Node]) -> None:
         """Read the results of the last steps, and start the next ones."""
         self._note_answers()  # first: they may have changed the record
-        groups, now = self.groups(), time.monotonic()
+        groups, now = self.groups(), self._clock()
         fleet = self.fleet(nodes, groups)
         for group in groups:
             self._forget_done(group, fleet, now)
@@ -212,7 +220,7 @@ class MemberKeeper:
             self._watch.end(seat)  # again: the supervisor may have ended before it did this
             (node,) = (node for node in nodes if node.name == seat.node)
             cluster_id = self._directory.record.cluster_id
-            self._ask(step, begin_removal(self._data_dir, node, seat.gid, seat.rid, cluster_id))
+            self._ask(step, self._remove(self._data_dir, node, seat.gid, seat.rid, cluster_id))
         else:
             self._ask_leader(step)
 
@@ -236,7 +244,7 @@ class MemberKeeper:
 
     def _may_ask_to_lead(self, step: MemberStep) -> bool:
         rid, since = self._lead_asked.get(step.gid, (-1, 0.0))
-        now = time.monotonic()
+        now = self._clock()
         again = max(self._lead_attempts[step.gid, step.rid] - 1, 0)
         if rid == step.rid and now - since < LEAD_AGAIN.pause_s(again):
             return False
@@ -244,15 +252,15 @@ class MemberKeeper:
         return True
 
     def _ask(self, step: MemberStep, answer: Any) -> None:
-        self._asked[step.gid] = _Asked(step, answer, time.monotonic())
-        ray.wait([answer], num_returns=1, timeout=ANSWER_S)
+        self._asked[step.gid] = _Asked(step, answer, self._clock())
+        self._wait([answer], num_returns=1, timeout=ANSWER_S)
 
     def _note_answers(self) -> None:
         for gid, asked in list(self._asked.items()):
             try:
-                answer = ray.get(asked.answer, timeout=0)
+                answer = self._get(asked.answer, timeout=0)
             except ray.exceptions.GetTimeoutError:
-                if time.monotonic() - asked.since > ASK_AGAIN_S:
+                if self._clock() - asked.since > ASK_AGAIN_S:
                     del self._asked[gid]
                 continue
             except ray.exceptions.RayError as error:

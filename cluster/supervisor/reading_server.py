@@ -12,13 +12,11 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import ray
-from ray._private.authentication.authentication_utils import is_token_auth_enabled
 
 from escrowmq.actors.admin.admin import Admin
 from escrowmq.actors.client.topology import ClusterInfo
@@ -55,15 +53,21 @@ class ReadingServer:
     """Listens from its creation on. ``start`` begins to answer; ``close`` stops and removes the socket."""
 
     def __init__(
-        self, cluster: Asked, name: str, where: Path | None = None, *, proof: bytes | None = None
+        self,
+        cluster: Asked,
+        name: str,
+        where: Sequence[Path] | None = None,
+        *,
+        proof: bytes | None = None,
+        here: Callable[[], list[str]] = running_here,
     ) -> None:
-        """``name``: what this process is, in texts for people. ``where``: the folder; None: the first of this
-        user's that can be used. ``proof``: what a command must give; None: nothing. Raises ConfigError if the
-        socket cannot be created."""
-        self._cluster, self._name, self._proof = cluster, name, proof
+        """``name``: what this process is, in texts for people. ``where``: it listens in the first of these
+        folders that can be used; None: this user's. ``proof``: what a command must give; None: nothing.
+        ``here``: the Ray clusters on this machine. Raises ConfigError if the socket cannot be created."""
+        self._cluster, self._name, self._proof, self._here = cluster, name, proof, here
         self._slots = threading.BoundedSemaphore(AT_A_TIME)
         self._closing = False
-        self.path, self._listener = _listening(name, folders() if where is None else [where])
+        self.path, self._listener = _listening(name, folders() if where is None else where)
         self._thread = threading.Thread(target=self._run, name=f"{name}-reading", daemon=True)
 
     def start(self) -> None:
@@ -151,11 +155,11 @@ class ReadingServer:
     def _means_this(self, address: str | None) -> bool:
         if address is not None:
             return same_address(address, self._cluster.address)
-        here = running_here()
+        here = self._here()
         return len(here) == 1 and same_address(here[0], self._cluster.address)
 
 
-def _listening(name: str, folders: list[Path]) -> tuple[Path, socket.socket]:
+def _listening(name: str, folders: Sequence[Path]) -> tuple[Path, socket.socket]:
     """A listening socket in the first of these folders that can be used. Raises the first ConfigError."""
     refused: list[ConfigError] = []
     for where in folders:
@@ -218,8 +222,14 @@ Health = dict[str, Any]
 class SupervisedCluster:
     """The supervisor's own cluster, as questions see it. Clients begin with the first question."""
 
-    def __init__(self, info: ClusterInfo, address: str, health: Callable[[], Health]) -> None:
-        self.info, self.address, self.health = info, address, health
+    def __init__(
+        self,
+        info: ClusterInfo,
+        address: str,
+        health: Callable[[], Health],
+        new_admin: Callable[[ClusterInfo], Admin] = Admin,
+    ) -> None:
+        self.info, self.address, self.health, self._new_admin = info, address, health, new_admin
         self._lock = threading.Lock()
         self._admin: Admin | None = None
         self._closed = False
@@ -231,7 +241,7 @@ class SupervisedCluster:
             if self._closed:
                 raise Closed("the cluster is being stopped")
             if self._admin is None:
-                self._admin = Admin(self.info)
+                self._admin = self._new_admin(self.info)
             return self._admin
 
     def head_waits(self, health: Health) -> dict[str, float]:
@@ -250,19 +260,24 @@ class SupervisedCluster:
 class SupervisorReading:
     """Answers from ``begin`` to ``close``. It is a convenience: without it, commands join the cluster."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self, where: Sequence[Path] | None = None, here: Callable[[], list[str]] = running_here
+    ) -> None:
+        """``where``, ``here``: see ``ReadingServer``."""
+        self._where, self._here = where, here
         self._server: ReadingServer | None = None
         self._cluster: SupervisedCluster | None = None
 
-    def begin(self, info: ClusterInfo, health: Callable[[], Health]) -> None:
-        """Begin to answer, if there is a folder for the socket, and Ray's token if Ray requires it."""
-        needed = proof(info.namespace) if is_token_auth_enabled() else None
+    def begin(self, cluster: SupervisedCluster, *, with_token: bool) -> None:
+        """Begin to answer, if there is a folder for the socket, and Ray's token if Ray requires it
+        (``with_token``)."""
+        self._cluster = cluster
+        needed = proof(cluster.info.namespace) if with_token else None
         if needed == b"":
             log.info("commands that only read join Ray themselves: this process does not know Ray's token")
             return
-        self._cluster = SupervisedCluster(info, str(ray.get_runtime_context().gcs_address), health)
         try:
-            self._server = ReadingServer(self._cluster, "supervisor", proof=needed)
+            self._server = ReadingServer(cluster, "supervisor", self._where, proof=needed, here=self._here)
         except ConfigError as error:
             log.info("commands that only read join Ray themselves: %s", error)
         else:

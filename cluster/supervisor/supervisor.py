@@ -19,17 +19,19 @@ from typing import Any
 
 import msgspec
 import ray
+from ray._private.authentication.authentication_utils import is_token_auth_enabled
 
 from escrowmq.actors.broker.broker import Broker  # noqa: F401  (workers then have it imported before brokers start)
 from escrowmq.actors.broker.config import BrokerConfig
 from escrowmq.actors.client.topology import ClusterInfo
+from escrowmq.cluster.address import current_address
 from escrowmq.cluster.driver import DriverProcess, DriverWatch, end_cluster
 from escrowmq.cluster.settings import ClusterSettings, SupervisorSettings, head_of
 from escrowmq.cluster.supervisor.cluster_dir import ClusterDir, Secret
 from escrowmq.cluster.supervisor.desired_state_checks import NodeUse, wanted_move, wanted_node, wanted_size
 from escrowmq.cluster.supervisor.member_keeper import MemberKeeper
 from escrowmq.cluster.supervisor.member_steps import Condition, Node, ReplicaKey, decide, found_seats
-from escrowmq.cluster.supervisor.reading_server import SupervisorReading
+from escrowmq.cluster.supervisor.reading_server import SupervisedCluster, SupervisorReading
 from escrowmq.cluster.supervisor.stale_replica_dirs import (
     adopted,
     leftovers,
@@ -431,7 +433,8 @@ class Supervisor:
         plan, record = self._plan, directory.record
         shape = record.cluster_id, record.namespace, record.groups, record.replicas
         info = ClusterInfo(*shape, plan.broker.log_format)
-        self._reading.begin(info, self.health)
+        seen = SupervisedCluster(info, current_address(), self.health)
+        self._reading.begin(seen, with_token=is_token_auth_enabled())
         return Watch(
             info,
             plan.broker,

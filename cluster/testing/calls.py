@@ -59,7 +59,7 @@ class Network:
     """Carries the calls of all clients of one cluster to its brokers."""
 
     def __init__(self, stage: Stage, brokers: Sequence[BrokerCalls]) -> None:
-        self._stage, self._brokers = stage, brokers
+        self._stage, self.brokers = stage, brokers
         self._planned: list[PlannedFailure] = []
         #: Whether no broker can be reached.
         self.down = False
@@ -91,7 +91,7 @@ class Network:
                 done(None, NotSupported(f"a cluster in memory has no supervisor, so it cannot do {method}"))
             elif self.down:
                 done(None, ConnectionError("the test has made the brokers unreachable"))
-            elif rid != 0 or not 0 <= gid < len(self._brokers):
+            elif rid != 0 or not 0 <= gid < len(self.brokers):
                 done(None, ConnectionError(f"there is no replica {rid} of group {gid}"))
             else:
                 self._execute(gid, method, args, done, dropped)
@@ -107,7 +107,7 @@ class Network:
             if planned.done or not planned.carried_out:
                 return  # no answer comes
             planned.done, done = True, _no_answer
-        bound = getattr(self._brokers[gid], method)
+        bound = getattr(self.brokers[gid], method)
         PendingCall(self._stage, bound, args, done, dropped).attempt()
 
     def _failure_of(self, method: str, args: tuple[Any, ...]) -> PlannedFailure | None:

@@ -32,8 +32,6 @@ ADDRESS = "in-memory"
 #: A parked fetch gets news at once and brokers do not die, so a long wait loses nothing. It keeps the number
 #: of steps small when the clock moves far ahead.
 FETCH_WAIT_S = 30.0
-#: Nothing is gained by reading ahead, since a call takes no time: so ``poll`` returns all that there is.
-PREFETCH_RECORDS = 0
 
 
 class Clock:
@@ -72,6 +70,8 @@ class InMemoryCluster(Cluster):
     """
 
     _GROUPS: ClassVar[int] = 1
+    #: Nothing is gained by reading ahead, since a call takes no time: so ``poll`` returns all that there is.
+    _PREFETCH_RECORDS: ClassVar[int] = 0
 
     def __init__(self, *, start: datetime | None = None, config: Config | None = None) -> None:
         """``start``: the clock's first time, by default now. ``config``: the base of clients' settings."""
@@ -79,11 +79,11 @@ class InMemoryCluster(Cluster):
             raise ConfigError("start must be a datetime with a time zone")
         settings = config or Config()
         info = ClusterInfo(uuid.uuid4().hex, f"{ADDRESS}-{uuid.uuid4().hex[:8]}", self._GROUPS, 1)
-        self._stage = stage = Stage(time.time() if start is None else start.timestamp())
-        self._network = Network(
+        self.stage = stage = Stage(time.time() if start is None else start.timestamp())
+        self.network = Network(
             stage, [MemoryBroker(stage, info, gid, settings.broker) for gid in range(info.groups)]
         )
-        self._feedback = StagedFeedback(stage, self._network, info)
+        self._feedback = StagedFeedback(stage, self.network, info)
         #: The test moves it forward.
         self.clock = Clock(stage)
         super().__init__(info, ADDRESS, settings, self._feedback.end)
@@ -101,21 +101,21 @@ class InMemoryCluster(Cluster):
         client retries until its own time-out, as with a real cluster, so the clock is that much later
         afterwards (``delivery_timeout_s``, ``call_timeout_s``: 30 s). Raises ConfigError.
         """
-        self._network.plan(what, error, carried_out)
+        self.network.plan(what, error, carried_out)
 
     @contextlib.contextmanager
     def outage(self) -> Iterator[None]:
         """In this block no broker answers: calls raise Unavailable or OutcomeUnknown at their time-outs."""
-        before, self._network.down = self._network.down, True
+        before, self.network.down = self.network.down, True
         try:
             yield
         finally:
-            self._network.down = before  # a block may stand in another one
+            self.network.down = before  # a block may stand in another one
 
     # ------------------------------------------------------------ clients
 
     def _new_admin(self, info: ClusterInfo) -> Admin:
-        return Admin(info, calls=self._calls(), feedback=self._feedback, background=self._stage)
+        return Admin(info, calls=self._calls(), feedback=self._feedback, background=self.stage)
 
     def _new_producer(self, info: ClusterInfo, **arguments: Any) -> Producer:
         config: ProducerConfig = arguments.pop("config")
@@ -125,8 +125,8 @@ class InMemoryCluster(Cluster):
             # No batch lingers: the clock stands still, so nothing could join it.
             config=replace(config, linger_ms=0.0, transaction_linger_ms=0.0),
             calls=self._calls(),
-            background=self._stage,
-            answered_by=partial(StagedAnswerer, self._feedback, self._stage),
+            background=self.stage,
+            answered_by=partial(StagedAnswerer, self._feedback, self.stage),
         )
 
     def _new_consumer(self, info: ClusterInfo, **arguments: Any) -> Consumer:
@@ -136,7 +136,7 @@ class InMemoryCluster(Cluster):
             **arguments,
             config=replace(config, fetch_linger_ms=0.0, fetch_wait_s=FETCH_WAIT_S),
             calls=self._calls(),
-            background=self._stage,
+            background=self.stage,
         )
 
     def _new_share_consumer(self, info: ClusterInfo, **arguments: Any) -> ShareConsumer:
@@ -145,14 +145,17 @@ class InMemoryCluster(Cluster):
             info,
             **arguments,
             config=replace(
-                config, ack_linger_ms=0.0, acquire_wait_s=FETCH_WAIT_S, prefetch_records=PREFETCH_RECORDS
+                config,
+                ack_linger_ms=0.0,
+                acquire_wait_s=FETCH_WAIT_S,
+                prefetch_records=self._PREFETCH_RECORDS,
             ),
             calls=self._calls(),
-            background=self._stage,
+            background=self.stage,
         )
 
     def _calls(self) -> MemoryCalls:
-        return MemoryCalls(self._network)
+        return MemoryCalls(self.network)
 
     # ------------------------------------------------------------ not supported
 

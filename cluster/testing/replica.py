@@ -216,7 +216,7 @@ class MemoryBroker(BrokerCalls):
 
     def __init__(self, stage: Stage, info: ClusterInfo, gid: int, config: BrokerConfig) -> None:
         super().__init__()
-        self._parts = Parts(MemoryReplica(stage, info, gid, config), StagedSharing)
+        self.parts = Parts(MemoryReplica(stage, info, gid, config), StagedSharing)
 
     def status(self) -> ReplicaReport:
         """See ``Inspection.status``."""

@@ -112,7 +112,7 @@ class FeedbackShard:
             ended=self._poll_ended,
             forget=self._forget_app,
         )
-        self._apps = self._poll_admission.apps
+        self.apps = self._poll_admission.apps
         #: Event counts, of this class and of the admission.
         self.counts = self._poll_admission.counts
         self._pairs = PairTable(self, self._poll_admission, self._way)
@@ -135,7 +135,7 @@ class FeedbackShard:
         await self._pairs.close()
         for leader in self._way.leaders.values():
             leader.close()
-        for app in self._apps.values():
+        for app in self.apps.values():
             app.close()
 
     # ---------------------------------------------------------------- producers call these
@@ -165,7 +165,7 @@ class FeedbackShard:
         if not admission.has_room_for(app):
             return admission.away()
         producers = admission.app(app)
-        self._apps.move_to_end(app)
+        self.apps.move_to_end(app)
         wanted = instance in producers.owners.wanted or any(p.wants(instance) for p in producers.awake)
         beyond = WANTED_MAX if wanted else 0
         present = producers.arrive(instance, room, self._config.producers_max + beyond)
@@ -200,7 +200,7 @@ class FeedbackShard:
         """
         app, instance = checks.app_of(app), checks.instance_of(instance)
         refused, touched = [], dict[TopicFeedback, None]()
-        producers = self._apps.get(app)
+        producers = self.apps.get(app)
         present = None if producers is None else producers.get(instance)
         for number, (key, state, trouble, index) in enumerate(checks.answers_of(answers)):
             (gid, topic), tx_id = key
@@ -232,7 +232,7 @@ class FeedbackShard:
         transactions, since it runs none of them; otherwise those wait until it is gone."""
         app, instance, idle = checks.app_of(app), checks.instance_of(instance), checks.idle_of(idle)
         self._poll_admission.pace.leave(instance)
-        producers = self._apps.get(app)
+        producers = self.apps.get(app)
         if producers is None:
             return
         producers.remove(instance, idle=idle)
@@ -250,7 +250,7 @@ class FeedbackShard:
         """Group ``gid`` says that something is due, or open. Ignored if the app has no producer here:
         when one comes, the app is looked up."""
         app, topic = pair
-        producers = self._apps.get(app)
+        producers = self.apps.get(app)
         if self.belongs_here(pair) and producers is not None:
             self._news += 1
             producers.due.setdefault(topic, {})[gid] = self._news
@@ -260,14 +260,14 @@ class FeedbackShard:
         """Group ``gid`` had fewer than requested, as of its news number ``news``."""
         app, topic = pair
         if self.news(gid, pair) == news:
-            due = self._apps[app].due[topic]
+            due = self.apps[app].due[topic]
             del due[gid]
             if not due:
-                del self._apps[app].due[topic]
+                del self.apps[app].due[topic]
 
     def news(self, gid: int, pair: Pair) -> int | None:
         """The number of the group's latest news on the pair; None: nothing is due there."""
-        producers = self._apps.get(pair[0])
+        producers = self.apps.get(pair[0])
         return None if producers is None else producers.due.get(pair[1], {}).get(gid)
 
     def room(self, gid: int, pair: Pair) -> int:
@@ -275,7 +275,7 @@ class FeedbackShard:
         hosted = self._pairs.get(*pair)
         if hosted is not None and self._pairs.works(hosted):
             return hosted.room(gid)
-        producers = self._apps.get(pair[0])
+        producers = self.apps.get(pair[0])
         if producers is None:
             return 0
         most = min(self._config.lock_batch, self._config.checks_per_group_max)
@@ -305,7 +305,7 @@ class FeedbackShard:
         """Seconds of the event loop."""
         now = asyncio.get_running_loop().time()
         if self._pulse.missing(now):
-            for app in self._apps.values():
+            for app in self.apps.values():
                 app.owners.listen_anew(now)
         return now
 
@@ -316,7 +316,7 @@ class FeedbackShard:
 
     def lost(self, pair: TopicFeedback, instance: str) -> None:
         """It did not confirm what it was handed, or is silent. If it is alive, it polls again."""
-        producers = self._apps.get(pair.app)
+        producers = self.apps.get(pair.app)
         present = None if producers is None else producers.get(instance)
         if producers is not None and present is not None:
             producers.end_poll(present, ("ok", []))
@@ -398,7 +398,7 @@ class FeedbackShard:
         """Forget what has had nothing to do for long."""
         before = self.now() - self._config.idle_exit_s
         self._pairs.forget_before(before)
-        for app in list(islice(self._apps.values(), FORGET_PER_TICK)):
+        for app in list(islice(self.apps.values(), FORGET_PER_TICK)):
             if app.last_poll_at >= before:
                 break
             self._forget_app(app)
@@ -410,7 +410,7 @@ class FeedbackShard:
             return False
         for pair in list(app.hosted.values()):
             self._pairs.drop(pair)
-        del self._apps[app.app]
+        del self.apps[app.app]
         return True
 
     def report(self) -> ShardReport:
@@ -418,10 +418,10 @@ class FeedbackShard:
         return ShardReport(
             shard=self.index,
             shards=self.shards,
-            apps=len(self._apps),
+            apps=len(self.apps),
             pairs_here=len(self._pairs),
             pairs_working=self._pairs.at_work,
-            pairs_due=sum(len(app.due) for app in self._apps.values()),
+            pairs_due=sum(len(app.due) for app in self.apps.values()),
             polls_parked=self._poll_admission.parked,
             poll_wait_s=self._poll_admission.pace.wait_s(),
             producers=self._poll_admission.pace.producers,

@@ -55,7 +55,8 @@ class Lease:
 
 
 class OutboxShards:
-    """The database side of a relay. ``clock``: ms since the epoch; leases compare it between relays."""
+    """The database side of a relay. ``clock``: ms since the epoch; leases compare it between relays.
+    ``window``: rows that one statement reads."""
 
     def __init__(
         self,
@@ -64,8 +65,9 @@ class OutboxShards:
         owner: str,
         clock: Callable[[], int],
         lease_ms: int = LEASE_MS,
+        window: int = WINDOW,
     ) -> None:
-        self._database, self._statements = database, statements
+        self._database, self._statements, self._window = database, statements, window
         self._owner, self._clock, self._lease_ms = owner.encode(), clock, lease_ms
         self._until: dict[int, int] = {}  # shard -> the end of the lease
 
@@ -146,9 +148,9 @@ class OutboxShards:
         with self._database.checking() as link:
             while len(rows) < READ_MAX:
                 after = rows[-1].id if rows else 0
-                values = {"shard": shard, "after": after, "most": WINDOW}
+                values = {"shard": shard, "after": after, "most": self._window}
                 found = [_light(row) for row in link.rows(self._statements.pending, values)]
-                all_read = len(found) < WINDOW
+                all_read = len(found) < self._window
                 # Of rows that two statements have read, some may have been committed in between.
                 all_seen = all_read and not rows
                 rows += found
@@ -160,7 +162,7 @@ class OutboxShards:
         """The same rows. Raises ShardLost if somebody has taken one away meanwhile."""
         readable = [row.id for row in rows if row.size <= CONTENT_BYTES_MAX]
         found = link.rows(self._statements.contents(readable)) if readable else []
-        _expect(len(readable), len(found))
+        self._expect(len(readable), len(found))
         read = {int(id): bytes(content) for id, content in found}
         return [replace(row, content=read[row.id], size=0) if row.id in read else row for row in rows]
 
@@ -169,13 +171,13 @@ class OutboxShards:
         change. Returns the rows as they are then."""
         batch = lease.last + 1
         with self._holding(lease) as link:
-            _expect(len(placed), link.changed(self._statements.mark(batch, placed), {}))
+            self._expect(len(placed), link.changed(self._statements.mark(batch, placed), {}))
         return [replace(row, batch=batch, placed=placed[row.id], next_ms=0) for row in rows]
 
     def finish(self, lease: Lease, batch: int, rows: Sequence[OutboxRow]) -> Lease:
         """The batch is committed in the broker: remove its rows."""
         with self._holding(lease) as link:
-            _expect(len(rows), link.changed(self._statements.sent(batch, [row.id for row in rows]), {}))
+            self._expect(len(rows), link.changed(self._statements.sent(batch, [row.id for row in rows]), {}))
             link.run(self._statements.advance, {"shard": lease.shard, "batch": batch})
         return Lease(lease.shard, lease.epoch, batch)
 
@@ -187,7 +189,7 @@ class OutboxShards:
         changes = refused(rows, self._clock(), hopeless=hopeless)
         with self._holding(lease) as link:
             statement = self._statements.dissolve(batch, changes)
-            _expect(len(rows), link.changed(statement, {"error": _text(error)}))
+            self._expect(len(rows), link.changed(statement, {"error": _text(error)}))
             link.run(self._statements.advance, {"shard": lease.shard, "batch": batch})
         return Lease(lease.shard, lease.epoch, batch)
 
@@ -195,7 +197,7 @@ class OutboxShards:
         """These cannot be sent at all, such as to a topic that does not exist."""
         with self._holding(lease) as link:
             statement = self._statements.bury([row.id for row in rows])
-            _expect(len(rows), link.changed(statement, {"error": _text(error)}))
+            self._expect(len(rows), link.changed(statement, {"error": _text(error)}))
 
     def stop(self, lease: Lease, error: str) -> None:
         """The broker and the database disagree about what was sent: nobody takes this shard until a person
@@ -214,7 +216,7 @@ class OutboxShards:
             }  # fmt: skip
             link.refuse_autocommit("each change of a relay's")
             try:
-                _expect(1, link.changed(statement or self._statements.hold, told))
+                self._expect(1, link.changed(statement or self._statements.hold, told))
                 yield link
             except BaseException:
                 link.rollback()
@@ -222,10 +224,10 @@ class OutboxShards:
             link.commit()
             self._until[lease.shard] = until
 
-
-def _expect(count: int, changed: int) -> None:
-    if changed != count:
-        raise ShardLost(f"{changed} rows instead of {count}")
+    @staticmethod
+    def _expect(count: int, changed: int) -> None:
+        if changed != count:
+            raise ShardLost(f"{changed} rows instead of {count}")
 
 
 def _text(error: str) -> bytes:

@@ -21,6 +21,7 @@ import socket
 import struct
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 import msgspec
@@ -212,9 +213,10 @@ class Reader(Protocol):
 
 
 class UnreadAnswers:
-    """The connections whose clients are behind."""
+    """The connections whose clients are behind. ``pile_max``, ``bytes_max``: of one, and of all."""
 
-    def __init__(self) -> None:
+    def __init__(self, pile_max: int = PILE_BYTES_MAX, bytes_max: int = UNREAD_BYTES_MAX) -> None:
+        self._pile_max, self._bytes_max = pile_max, bytes_max
         #: Connections that were closed because of what was unread.
         self.cut = 0
         #: Bytes of all, perhaps with some that have been read meanwhile.
@@ -225,13 +227,13 @@ class UnreadAnswers:
         """A client is behind and got another answer."""
         size = reader.unread()
         self._note(reader, size)
-        if size > PILE_BYTES_MAX:
+        if size > self._pile_max:
             log.warning(
                 "a client has not read %.1f MiB of answers; its connection is closed",
-                PILE_BYTES_MAX / (1 << 20),
+                self._pile_max / (1 << 20),
             )
             self._cut(reader)
-        elif self.bytes > UNREAD_BYTES_MAX:
+        elif self.bytes > self._bytes_max:
             self._make_room()
 
     def gone(self, reader: Reader) -> None:
@@ -247,7 +249,7 @@ class UnreadAnswers:
             self._note(reader, reader.unread())
         before, cut = self.bytes, 0
         for reader in sorted(self._behind, key=self._behind.__getitem__, reverse=True):
-            if self.bytes <= UNREAD_BYTES_MAX * 3 // 4:
+            if self.bytes <= self._bytes_max * 3 // 4:
                 break
             self._cut(reader)
             cut += 1
@@ -256,7 +258,7 @@ class UnreadAnswers:
                 "%.1f MiB of answers that clients have not read, of at most %.1f; the connections of the %d "
                 "with most are closed",
                 before / (1 << 20),
-                UNREAD_BYTES_MAX / (1 << 20),
+                self._bytes_max / (1 << 20),
                 cut,
             )
 
@@ -284,8 +286,8 @@ ARRIVAL_TIMEOUT_S = 10.0
 class Arrivals:
     """The connections on which long requests arrive, and those that wait for room, in order."""
 
-    def __init__(self) -> None:
-        self.bytes = 0
+    def __init__(self, bytes_max: int = ARRIVING_BYTES_MAX) -> None:
+        self.bytes, self._bytes_max = 0, bytes_max
         self._arriving: dict[ClientConnection, int] = {}
         self._waiting: dict[ClientConnection, None] = {}
 
@@ -293,7 +295,7 @@ class Arrivals:
         """Whether there is room for its request; if not, the connection waits, and reads nothing."""
         if connection in self._arriving:
             return True
-        if self.bytes + size > ARRIVING_BYTES_MAX:
+        if self.bytes + size > self._bytes_max:
             self._waiting[connection] = None
             connection.pause()
             return False
@@ -332,18 +334,32 @@ DEAD_CLIENT_MS, IDLE_S, ASK_EVERY_S = 20_000, 30, 10
 Begin = Callable[[bytes, Callable[[tuple[Any, ...]], None]], None]
 
 
+@dataclass(frozen=True, slots=True)
+class ClientLimits:
+    """What clients may take of a broker; the constants say why. ``clients``: what the process has descriptors
+    for."""
+
+    clients: int = CLIENTS_MAX
+    greeting_s: float = GREETING_TIMEOUT_S
+    waiting_bytes: int = WAITING_BYTES_MAX
+    unread_bytes_each: int = PILE_BYTES_MAX
+    unread_bytes: int = UNREAD_BYTES_MAX
+    arriving_bytes: int = ARRIVING_BYTES_MAX
+    arrival_s: float = ARRIVAL_TIMEOUT_S
+
+
 class ClientListener:
     """All client connections of one replica. Everything but ``open_to`` runs in the loop's thread."""
 
-    def __init__(self, begin: Begin, clock: Callable[[], float], clients_max: int = CLIENTS_MAX) -> None:
-        """``begin`` never raises. ``clients_max``: what the process has descriptors for."""
-        self._clock, self._clients_max = clock, clients_max
+    def __init__(self, begin: Begin, clock: Callable[[], float], limits: ClientLimits | None = None) -> None:
+        """``begin`` never raises."""
+        self._clock, self.limits = clock, limits or ClientLimits()
         self.key = os.urandom(KEY_BYTES)
         self.begin = begin
         #: Requests taken, and connections refused, for the exporter.
         self.requests = self.refused = 0
-        self.unread = UnreadAnswers()
-        self.arrivals = Arrivals()
+        self.unread = UnreadAnswers(self.limits.unread_bytes_each, self.limits.unread_bytes)
+        self.arrivals = Arrivals(self.limits.arriving_bytes)
         self.address: tuple[str, int] | None = None
         self._clients: set[ClientConnection] = set()
         self._strangers: dict[ClientConnection, None] = {}
@@ -383,7 +399,7 @@ class ClientListener:
         return None if address is None or self._is_full() else (*address, self.key)
 
     def _is_full(self) -> bool:
-        return len(self._clients) >= self._clients_max
+        return len(self._clients) >= self.limits.clients
 
     @property
     def clients(self) -> int:
@@ -394,7 +410,7 @@ class ClientListener:
 
     def arrived(self, connection: ClientConnection) -> None:
         """The oldest stranger makes room: a client needs only milliseconds for its greeting."""
-        if len(self._strangers) >= max(self._clients_max // STRANGERS_SHARE, 1):
+        if len(self._strangers) >= max(self.limits.clients // STRANGERS_SHARE, 1):
             self.refused += 1
             next(iter(self._strangers)).abort()
         self._strangers[connection] = None
@@ -430,7 +446,7 @@ class ClientListener:
                 self._work()
             else:
                 self._work_later()
-        if self._waiting_bytes > WAITING_BYTES_MAX:
+        if self._waiting_bytes > self.limits.waiting_bytes:
             connection.pause()
             self._paused.append(connection)
 
@@ -488,7 +504,7 @@ class ClientConnection(asyncio.Protocol):
         notice_silence(sock, DEAD_CLIENT_MS)
         self._transport.set_write_buffer_limits(high=UNCOUNTED_BYTES)
         self.open = True
-        self._timer = asyncio.get_running_loop().call_later(GREETING_TIMEOUT_S, self._too_slow)
+        self._timer = asyncio.get_running_loop().call_later(self._door.limits.greeting_s, self._too_slow)
         self._door.arrived(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -529,7 +545,7 @@ class ClientConnection(asyncio.Protocol):
             return False
         if not self._is_long:
             self._is_long = True
-            self._timer = asyncio.get_running_loop().call_later(ARRIVAL_TIMEOUT_S, self._too_slow)
+            self._timer = asyncio.get_running_loop().call_later(self._door.limits.arrival_s, self._too_slow)
             self.go_on()
         return True
 

@@ -67,7 +67,8 @@ class EscrowMQDatasink(Datasink[Prepared]):
     """One write. It is made on the driver; copies of it run in the tasks."""
 
     #: See ``sink/batch``.
-    quiet_s = QUIET_S
+    quiet_s, pauses_s = QUIET_S, PAUSES_S
+    chunk_bytes: int | None = None
 
     def __init__(
         self,
@@ -113,6 +114,7 @@ class EscrowMQDatasink(Datasink[Prepared]):
                 timeout_ms=self._timeout_ms,
                 home_of=functools.partial(home_of, self.write_id),
                 compression=self._compression,
+                chunk_bytes=self.chunk_bytes,
             )
         finally:
             for router in routers:
@@ -171,7 +173,7 @@ class EscrowMQDatasink(Datasink[Prepared]):
 
         def sweep() -> None:
             try:
-                for pause in PAUSES_S:
+                for pause in self.pauses_s:
                     time.sleep(pause)
                     # A call would otherwise connect this process to Ray again.
                     if job is None or _job() != job:

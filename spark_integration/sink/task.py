@@ -422,12 +422,15 @@ def write_batches(
     timeout_ms: int,
     home_of: Callable[[int], int] | None = None,
     compression: Compression | None = None,
+    chunk_bytes: int | None = None,
 ) -> tuple[Attempt, dict[int, int]]:
     """Run a whole task; returns what it prepared, and its references by group.
 
     On an error its chunks are rolled back. ``connect`` returns the link and ``partitions(topic)``; it is not
     called for a task without rows. ``home_of(groups)``: for writes without an intent, the group that decides.
+    ``chunk_bytes`` None: ``CHUNK_BYTES``.
     """
+    chunk_bytes = chunk_bytes or CHUNK_BYTES
     writer: ChunkWriter | None = None
     encoder: RowEncoder | None = None
     try:
@@ -438,14 +441,14 @@ def write_batches(
                 link, partitions = connect()
                 home = None if home_of is None else home_of(link.info.groups)
                 writer = ChunkWriter(
-                    link, epoch_id, attempt, timeout_ms=timeout_ms, home=home, chunk_bytes=CHUNK_BYTES
+                    link, epoch_id, attempt, timeout_ms=timeout_ms, home=home, chunk_bytes=chunk_bytes
                 )
                 encoder = RowEncoder(
                     epoch_id,
                     topic,
                     partitions,
                     message_bytes_max,
-                    min(SLICE_BYTES, CHUNK_BYTES),
+                    min(SLICE_BYTES, chunk_bytes),
                     spread=crc32c(attempt.encode()),
                     pack=None if compression is None else ValuePacker(compression).pack_column,
                 )

@@ -97,10 +97,13 @@ class SourceHeadWatch:
         *,
         clock: Callable[[], float] = time.monotonic,
         pause: Callable[[float], None] = time.sleep,
+        idle_wait_s: float = IDLE_WAIT_S,
+        catalog: LeaderCatalog | None = None,
     ) -> None:
+        """``catalog``: what leaders say of topics; None: asked through ``router``."""
         self._router, self._subscription = router, subscription
-        self._clock, self._pause = clock, pause
-        self._catalog = LeaderCatalog(router, PLAN_TIMEOUT_S, subscription)
+        self._clock, self._pause, self._idle_wait_s = clock, pause, idle_wait_s
+        self._catalog = catalog or LeaderCatalog(router, PLAN_TIMEOUT_S, subscription)
         self._partitions: list[TopicPartition] = []
         self._heads: dict[TopicPartition, Bounds] = {}
         self._parked: dict[int, tuple[list[TopicPartition], Future[Any]]] = {}
@@ -214,9 +217,9 @@ class SourceHeadWatch:
             if gid not in self._parked:
                 self._parked[gid] = partitions, self._call(gid, partitions, PARK_S)
         if not self._parked:  # a pattern that matches nothing yet
-            self._pause(IDLE_WAIT_S)
+            self._pause(self._idle_wait_s)
             return
-        wait_for([call for _, call in self._parked.values()], IDLE_WAIT_S, FIRST_COMPLETED)
+        wait_for([call for _, call in self._parked.values()], self._idle_wait_s, FIRST_COMPLETED)
         for gid in [gid for gid, (_, call) in self._parked.items() if call.done()]:
             partitions, call = self._parked.pop(gid)
             self._take(partitions, result_of(call, ASK_TIMEOUT_S))

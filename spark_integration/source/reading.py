@@ -61,13 +61,15 @@ def stretches(
     *,
     calls: ReplicaCalls | None = None,
     lag_patience_s: float = LAG_PATIENCE_S,
+    ask_timeout_s: float = ASK_TIMEOUT_S,
     leader: int | None = None,
     group: int = 0,
     topic_id: int = NO_ID,
 ) -> Iterator[Stretch]:
     """All messages of ``part``, as far as they are not ``lost``. Raises CorruptLog, Unavailable.
 
-    ``calls``: makes calls to brokers otherwise than through Ray. ``topic_id``: the topic that was planned;
+    ``calls``: makes calls to brokers otherwise than through Ray. ``ask_timeout_s``: for the leader, which is
+    asked what no replica has. ``topic_id``: the topic that was planned;
     all of ``part`` is lost if there is another one of that name.
     """
     reader_of = partial(
@@ -94,7 +96,8 @@ def stretches(
             if at != part.end:
                 raise CorruptLog(f"{part.topic}/{part.partition}: ended at {at}, not at {part.end}")
         except (OffsetOutOfRange, UnknownTopic) as error:
-            at = _after_loss(part, at, error, partial(_bounds_at_leader, info, part, group, calls), lost)
+            bounds = partial(_bounds_at_leader, info, part, group, calls, ask_timeout_s)
+            at = _after_loss(part, at, error, bounds, lost)
 
 
 def _after_loss(
@@ -126,14 +129,14 @@ def _after_loss(
 
 
 def _bounds_at_leader(
-    info: ClusterInfo, part: OffsetRange, group: int, calls: ReplicaCalls | None
+    info: ClusterInfo, part: OffsetRange, group: int, calls: ReplicaCalls | None, timeout_s: float
 ) -> tuple[int, int] | UnknownTopic:
     """The partition's bounds if it exists in that broker group; if it is in another group, the topic was
     deleted and created again. Raises Unavailable, so that the task is retried."""
     router = Router(info, calls=calls, name="escrowmq-spark")
     which = part.topic, part.partition
     try:
-        found = OffsetReader(router).bounds([which], ASK_TIMEOUT_S)[which]
+        found = OffsetReader(router).bounds([which], timeout_s)[which]
         if isinstance(found, UnknownTopic) or router.placement.group_of(*which) == group:
             return found
         return UnknownTopic(*which)

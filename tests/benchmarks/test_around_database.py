@@ -53,12 +53,25 @@ def test_a_round_measures_all_that_the_tables_show(engine: sa.Engine, cluster: I
     assert all(way.gives in shown for way in run.ways)
 
 
-def by_hand_in(engine: sa.Engine, cluster: Any) -> tuple[ByHand, measuring.Reader]:
+class Lossy(ByHand):
+    """Inserts no row for the relay."""
+
+    def __init__(self, place: Place) -> None:
+        super().__init__(place)
+        self._alone = Alone(place)
+
+    def commit(self) -> tuple[int, float]:
+        return self._alone.commit()
+
+
+def by_hand_in(
+    engine: sa.Engine, cluster: Any, kind: type[ByHand] = ByHand
+) -> tuple[ByHand, measuring.Reader]:
     cluster.admin.create_topic("by-hand", partitions=PARTITIONS)
     with engine.begin() as db:
         db.execute(sa.text("drop table if exists by_hand, orders"))
-    way = ByHand(Place(engine, cluster))
-    return way, measuring.Reader(cluster, way.topic)
+    way = kind(Place(engine, cluster))
+    return way, measuring.Reader(cluster, way.topic, catch_up_s=0.3 if kind is Lossy else 60.0)
 
 
 def test_a_message_that_is_sent_twice_ends_the_measurement(
@@ -73,12 +86,8 @@ def test_a_message_that_is_sent_twice_ends_the_measurement(
     way.close()
 
 
-def test_a_message_that_is_lost_ends_the_measurement(
-    engine: sa.Engine, cluster: InMemoryCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(measuring, "CATCH_UP_S", 0.3)
-    way, reader = by_hand_in(engine, cluster)
-    monkeypatch.setattr(way, "commit", Alone(way._place).commit)
+def test_a_message_that_is_lost_ends_the_measurement(engine: sa.Engine, cluster: InMemoryCluster) -> None:
+    way, reader = by_hand_in(engine, cluster, Lossy)
     with pytest.raises(AssertionError, match="0 of"):
         measuring.rate(way, reader, measuring.Counted(), 1, 0.1)
     reader.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import subprocess
 import sys
@@ -433,11 +432,8 @@ def test_calls_are_timed_one_after_the_other() -> None:
     assert figure.p50_ms is not None
 
 
-def test_the_loop_ends_with_its_input(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("sys.stdin", io.StringIO("row 2\n"))
-    load_loop.serve({"row": lambda seconds: {"items": 1, "seconds": seconds}})
+def test_the_loop_ends_with_its_input(capsys: pytest.CaptureFixture[str]) -> None:
+    load_loop.serve({"row": lambda seconds: {"items": 1, "seconds": seconds}}, ["row 2\n"])
     assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == [
         {"ready": ["row"]},
         {"items": 1, "seconds": 2.0},

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from escrowmq import Cluster
 from escrowmq.cluster.cli.failing import FAILED, USAGE
-from escrowmq.cluster.cli.options import ConnectionOptions, number_or_date
-from escrowmq.cluster.reading_client import READS, NotAnswered
+from escrowmq.cluster.cli.options import number_or_date
+from escrowmq.cluster.reading_client import NotAnswered, ask
 from escrowmq.replication.errors import ConfigError
 from escrowmq.testing import InMemoryCluster
 from tests.support.command_line import good, run
@@ -21,13 +21,10 @@ HUGE = str(1 << 70)
 
 
 @pytest.fixture
-def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemoryCluster]:
+def cluster(commands_join: Callable[[Cluster], None]) -> Iterator[InMemoryCluster]:
     with InMemoryCluster() as made:
         made.admin.create_topic("orders", partitions=4)
-        monkeypatch.setattr(ConnectionOptions, "joined", lambda self: nullcontext(made))
-        monkeypatch.setattr(
-            ConnectionOptions, "read", lambda self, what, *given: READS[what].ask(made, *given)
-        )
+        commands_join(made)
         yield made
 
 
@@ -63,15 +60,11 @@ def test_a_number_that_fits_into_no_request_is_refused_in_one_line(
     assert "Traceback" not in done.output and done.stderr.strip()
 
 
-def test_a_number_that_no_request_takes_is_not_sent_to_an_exporter(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_number_that_no_request_takes_is_not_sent_to_an_exporter(tmp_path: Path) -> None:
     """The cluster's own client refuses it then, and names the argument."""
-    from escrowmq.cluster import reading_client
-
-    monkeypatch.setattr(reading_client, "folders", lambda: [Path("/")])
-    monkeypatch.setattr(reading_client, "is_ours", lambda path: True)
     for argument in (1 << 70, "\udcff"):
         with pytest.raises(NotAnswered, match="cannot be sent"):
-            reading_client.ask("auto", None, None, "transactions", [None, None, None, argument])
+            ask("auto", None, None, "transactions", [None, None, None, argument], where=[tmp_path])
 
 
 def test_text_that_is_not_utf_8_is_refused_by_its_name(cluster: InMemoryCluster) -> None:

@@ -5,35 +5,27 @@ from __future__ import annotations
 import getpass
 import json
 import re
-from collections.abc import Iterator
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 
 import pytest
 from typer.testing import CliRunner, Result
 
-from escrowmq import Message, RetryPolicy
-from escrowmq.cluster import reading_client
+from escrowmq import Cluster, Message, RetryPolicy
 from escrowmq.cluster.cli.app import app
 from escrowmq.cluster.cli.failing import FAILED, NOT_FOUND, USAGE
-from escrowmq.cluster.cli.options import ConnectionOptions
 from escrowmq.testing import InMemoryCluster
 from tests.support.mail import Mail
 
 START = datetime(2026, 7, 1, tzinfo=UTC)
 
 
-def nobody(*arguments: object) -> None:
-    raise reading_client.NotAnswered("no exporter runs here")
-
-
 @pytest.fixture
-def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemoryCluster]:
+def cluster(commands_join: Callable[[Cluster], None]) -> Iterator[InMemoryCluster]:
     with InMemoryCluster(start=START) as made:
         made.admin.create_topic("orders")
         made.admin.create_topic("by-hand")
-        monkeypatch.setattr(reading_client, "ask", nobody)
-        monkeypatch.setattr(ConnectionOptions, "joined", lambda self: nullcontext(made))
+        commands_join(made)
         yield made
 
 

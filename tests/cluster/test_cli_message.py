@@ -4,33 +4,24 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterator
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 
 import pytest
 from typer.testing import CliRunner, Result
 
-from escrowmq import Message
-from escrowmq.cluster import reading_client
+from escrowmq import Cluster, Message
 from escrowmq.cluster.cli.app import app
 from escrowmq.cluster.cli.failing import NOT_FOUND, USAGE
-from escrowmq.cluster.cli.options import ConnectionOptions
 from escrowmq.testing import InMemoryCluster
 
 START = datetime(2026, 7, 1, tzinfo=UTC)
 
 
-def nobody(*arguments: object) -> None:
-    raise reading_client.NotAnswered("no exporter runs here")
-
-
 @pytest.fixture
-def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemoryCluster]:
+def cluster(commands_join: Callable[[Cluster], None]) -> Iterator[InMemoryCluster]:
     with InMemoryCluster(start=START) as made:
         made.admin.create_topic("orders")
-        monkeypatch.setattr(reading_client, "ask", nobody)
-        monkeypatch.setattr(ConnectionOptions, "joined", lambda self: nullcontext(made))
         with made.producer("shop") as producer:
             for n in range(5):
                 headers = {"who": b"kim" if n % 2 else b"\xff"}
@@ -40,6 +31,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemoryCluster]:
             with producer.transaction(tx_id="tx-1") as transaction:
                 transaction.send(Message("orders", b"\x00\xff"))
                 transaction.prepare()
+        commands_join(made)
         yield made
 
 

@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import errno
 import io
-import sys
-from collections.abc import Iterator
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Iterator
+from contextlib import redirect_stderr, redirect_stdout, suppress
 
 import pytest
 
-from escrowmq import Message
+from escrowmq import Cluster, Message
 from escrowmq.cluster.cli.app import app
-from escrowmq.cluster.cli.options import ConnectionOptions
 from escrowmq.testing import InMemoryCluster
 
 
 @pytest.fixture
-def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemoryCluster]:
+def cluster(commands_join: Callable[[Cluster], None]) -> Iterator[InMemoryCluster]:
     with InMemoryCluster() as made:
         made.admin.create_topic("orders")
         with made.producer("shop") as producer:
             for value in (b"one", b"two", b"three"):
                 producer.send(Message("orders", value)).result(0)
-        monkeypatch.setattr(ConnectionOptions, "joined", lambda self: nullcontext(made))
+        commands_join(made)
         yield made
 
 
@@ -42,16 +40,12 @@ class Output(io.RawIOBase):
 
 @pytest.mark.parametrize("how", [["--format", "json"], ["-f", "%v\\n"], []])
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EPIPE])
-def test_what_was_not_written_is_not_committed(
-    cluster: InMemoryCluster, monkeypatch: pytest.MonkeyPatch, how: list[str], number: int
-) -> None:
+def test_what_was_not_written_is_not_committed(cluster: InMemoryCluster, how: list[str], number: int) -> None:
     error = OSError(number, "it cannot be written")
-    with monkeypatch.context() as patched:
-        patched.setattr(sys, "stderr", io.StringIO())
-        patched.setattr(sys, "stdout", io.TextIOWrapper(io.BufferedWriter(Output(error))))
-        with suppress(SystemExit, OSError):
-            app(["consume", "orders", "--group", "billing", *how])
-        with suppress(OSError):
-            sys.stdout.close()
+    output = io.TextIOWrapper(io.BufferedWriter(Output(error)))
+    with redirect_stdout(output), redirect_stderr(io.StringIO()), suppress(SystemExit, OSError):
+        app(["consume", "orders", "--group", "billing", *how])
+    with suppress(OSError):
+        output.close()
     partitions = cluster.admin.describe_group("billing").partitions
     assert [partition.committed for partition in partitions if partition.committed] == []

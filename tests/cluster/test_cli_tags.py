@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
 
 import pytest
 from typer.testing import CliRunner, Result
 
+from escrowmq import Cluster
 from escrowmq.cluster.cli.app import app
 from escrowmq.cluster.cli.failing import USAGE
-from escrowmq.cluster.cli.options import ConnectionOptions
 from escrowmq.testing import InMemoryCluster
 
 
 @pytest.fixture
-def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemoryCluster]:
+def cluster(commands_join: Callable[[Cluster], None]) -> Iterator[InMemoryCluster]:
     with InMemoryCluster() as made:
         made.admin.create_topic("orders")
-        monkeypatch.setattr(ConnectionOptions, "joined", lambda self: nullcontext(made))
+        commands_join(made)
         yield made
 
 

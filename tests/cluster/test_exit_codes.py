@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
 
+from escrowmq import Cluster
 from escrowmq.cluster.cli.app import app
 from escrowmq.cluster.cli.failing import FAILED, NOT_FOUND, UNAVAILABLE, USAGE, exit_code, explain
-from escrowmq.cluster.cli.options import ConnectionOptions
 from escrowmq.replication.errors import (
     CorruptLog,
     EscrowMQError,
@@ -21,6 +20,7 @@ from escrowmq.replication.errors import (
     UnknownGroup,
     UnknownTopic,
 )
+from escrowmq.testing import InMemoryCluster
 
 
 @pytest.mark.parametrize(
@@ -71,12 +71,12 @@ def test_a_file_that_cannot_be_used_is_one_line(tmp_path: Path, directory: str) 
 )
 @pytest.mark.parametrize("command", ["audit", "purge"])
 def test_a_database_that_cannot_be_used_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, url: str, code: int, text: str
+    tmp_path: Path, commands_join: Callable[[Cluster], None], command: str, url: str, code: int, text: str
 ) -> None:
     file = tmp_path / "file"
     file.write_text("not a database" * 100)
-    nothing_open = SimpleNamespace(admin=SimpleNamespace(list_transactions=lambda *_, **__: []))
-    monkeypatch.setattr(ConnectionOptions, "joined", lambda self: nullcontext(nothing_open))
-    done = CliRunner().invoke(app, ["db", command, url.format(file=file), "--app", "shop"])
+    with InMemoryCluster() as cluster:
+        commands_join(cluster)
+        done = CliRunner().invoke(app, ["db", command, url.format(file=file), "--app", "shop"])
     assert done.exit_code == code, done.exception
     assert done.stderr.startswith(f"error: {text}") and len(done.stderr.splitlines()) <= 2, done.stderr

@@ -10,13 +10,12 @@ from typing import Any, cast
 
 import msgspec
 import pytest
-import ray
 
 from escrowmq.cluster.settings import ClusterSettings
-from escrowmq.cluster.supervisor import member_keeper
 from escrowmq.cluster.supervisor.cluster_dir import ClusterDir
+from escrowmq.cluster.supervisor.desired_state import Lead, Move
 from escrowmq.cluster.supervisor.member_keeper import MemberKeeper
-from escrowmq.cluster.supervisor.member_steps import Condition, Node, ReplicaKey, Seat, Shift
+from escrowmq.cluster.supervisor.member_steps import Condition, Node, ReplicaKey, Seat
 from escrowmq.cluster.supervisor.watch import Track, Watch
 from escrowmq.replication.calling.answers import MembersReport, ReplicaReport, StepTaken
 
@@ -39,30 +38,39 @@ class Handle:
 
 
 class Rig:
-    """A group of three on n0 to n2, as the supervisor keeps and sees it; replica 0 leads."""
+    """Groups of three on n0 to n2, as the supervisor keeps and sees them; replica 0 leads."""
 
-    def __init__(self, path: Path) -> None:
-        self.directory = ClusterDir(path, ClusterSettings(), None)
-        seats = [Seat(0, rid, f"n{rid}") for rid in range(3)]
+    def __init__(self, path: Path, groups: int = 1) -> None:
+        self.directory = ClusterDir(path, ClusterSettings(groups=groups), None)
+        seats = [Seat(gid, rid, f"n{rid}") for gid in range(groups) for rid in range(3)]
         self.directory.keep(self.directory.record.with_seats(seats))
         self.tracks: dict[ReplicaKey, Track] = {seat.key: Track(seat) for seat in seats}
         self.handle, self.ended = Handle(), list[tuple[Seat, bool]]()
         watch = cast(Watch, SimpleNamespace(end=self.end))
         lock = threading.Lock()
-        self.keeper = MemberKeeper(self.directory, watch, self.tracks, lock, path, 600.0)
+        self.now, self.removals, self.in_use = 0.0, 0, ""
+        self.keeper = MemberKeeper(
+            self.directory, watch, self.tracks, lock, path, 600.0,
+            clock=lambda: self.now, remove=self.remove,
+            wait=lambda *_, **__: None, get=lambda answer, **_: answer,
+        )  # fmt: skip
         self.members(1, [0, 1, 2], 2)
 
     def end(self, seat: Seat) -> None:
         """Stands for ``Watch.end``; notes whether the seat was removed from the record before."""
         self.ended.append((seat, seat.key not in self.directory.record.seats))
 
+    def remove(self, *about: Any) -> str:
+        self.removals += 1
+        return self.in_use
+
     def members(self, version: int, voters: list[int], highest: int) -> None:
         """All that have a seat run, and say this."""
         told = MembersReport(version=version, voters=voters, highest=highest)
-        for (_, rid), track in self.tracks.items():
+        for (gid, rid), track in self.tracks.items():
             role = "leader" if rid == 0 else "follower"
             track.condition = Condition.RUNNING
-            track.status = ReplicaReport(gid=0, rid=rid, role=role, ready=rid == 0, members=told)
+            track.status = ReplicaReport(gid=gid, rid=rid, role=role, ready=rid == 0, members=told)
             track.handle = self.handle
 
     def turn(self) -> None:
@@ -70,16 +78,14 @@ class Rig:
 
 
 @pytest.fixture
-def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
-    found = SimpleNamespace(wait=lambda *_, **__: None, get=lambda x, **_: x, exceptions=ray.exceptions)
-    monkeypatch.setattr(member_keeper, "ray", found)
+def rig(tmp_path: Path) -> Iterator[Rig]:
     made = Rig(tmp_path)
     yield made
     made.directory.close()
 
 
 def move_1_to_n3(rig: Rig) -> None:
-    rig.keeper.wish(lambda record: record.wishes.with_moves([member_keeper.Move(0, 1, "n3")]))
+    rig.keeper.wish(lambda record: record.wishes.with_moves([Move(0, 1, "n3")]))
 
 
 def test_a_seat_is_kept_before_anything_starts_there(rig: Rig) -> None:
@@ -89,9 +95,7 @@ def test_a_seat_is_kept_before_anything_starts_there(rig: Rig) -> None:
     assert rig.handle.asked == [], "the process is started first"
 
 
-def test_the_leader_is_asked_until_it_is_so_and_then_the_old_one_is_no_more(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_leader_is_asked_until_it_is_so_and_then_the_old_one_is_no_more(rig: Rig) -> None:
     move_1_to_n3(rig)
     rig.turn()
     rig.members(1, [0, 1, 2], 2)
@@ -106,18 +110,12 @@ def test_the_leader_is_asked_until_it_is_so_and_then_the_old_one_is_no_more(
     assert rig.ended == [(Seat(0, 1, "n1"), True)], "taken off the seats before its process was ended"
     assert (0, 1) not in rig.tracks and rig.directory.record.retired == (Seat(0, 1, "n1"),)
 
-    removals: list[tuple[Any, ...]] = []
-
-    def in_use(*args: Any) -> str:
-        removals.append(args)
-        return "in use"
-
-    monkeypatch.setattr(member_keeper, "begin_removal", in_use)
+    rig.in_use = "in use"
     rig.turn()
     rig.turn()  # the answer came: once more
-    assert len(removals) == 2 and rig.directory.record.retired
+    assert rig.removals == 2 and rig.directory.record.retired
     assert "in use" in rig.keeper.changes(NODES)[0]["problem"]
-    monkeypatch.setattr(member_keeper, "begin_removal", lambda *args: "")
+    rig.in_use = ""
     rig.turn()
     rig.turn()
     assert rig.directory.record.retired == () and rig.keeper.changes(NODES) == []
@@ -160,13 +158,18 @@ def test_a_plan_to_spread_is_kept(rig: Rig) -> None:
     assert rig.directory.record.wishes.moves_of(0) == {0: "n3"}
 
 
-def test_a_lead_that_is_to_go_elsewhere_is_kept_until_it_has_been_there(
-    rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_plan_to_spread_leaders_is_kept(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, groups=4)
+    planned = rig.keeper.rebalance(NODES, True)
+    moves = {(shift["group"], shift["replica"]) for shift in planned if shift["leads"]}
+    wishes = rig.directory.record.wishes
+    assert moves and {(gid, wishes.lead_of(gid)) for gid, _ in moves} == moves
+    rig.directory.close()
+
+
+def test_a_lead_that_is_to_go_elsewhere_is_kept_until_it_has_been_there(rig: Rig, tmp_path: Path) -> None:
     """A supervisor that had restarted had forgotten it."""
-    shift = Shift(0, 2, "n0", "n2", leads=True)
-    monkeypatch.setattr(member_keeper, "plan", lambda *_: [shift])
-    rig.keeper.rebalance(NODES, True)
+    rig.keeper.wish(lambda record: record.wishes.with_leads([Lead(0, 2)]))
     rig.directory.close()
     again = Rig(tmp_path)
     try:
@@ -185,21 +188,16 @@ def test_a_lead_that_is_to_go_elsewhere_is_kept_until_it_has_been_there(
         again.directory.close()
 
 
-def test_a_replica_that_does_not_take_over_is_asked_ever_more_rarely_and_holds_up_nothing(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_replica_that_does_not_take_over_is_asked_ever_more_rarely_and_holds_up_nothing(rig: Rig) -> None:
     """Its log is damaged, say. Each attempt stops the group's writes for a moment."""
-    now = [0.0]
-    monkeypatch.setattr(member_keeper, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    monkeypatch.setattr(member_keeper, "plan", lambda *_: [Shift(0, 2, "n0", "n2", leads=True)])
-    rig.keeper.rebalance(NODES, True)
+    rig.keeper.wish(lambda record: record.wishes.with_leads([Lead(0, 2)]))
     rig.handle.answer = ("ok", None)
     asked_at = []
     for _ in range(4_000):
         before = len(rig.handle.asked)
         rig.turn()
-        asked_at += [now[0]] * (len(rig.handle.asked) - before)
-        now[0] += 1.0
+        asked_at += [rig.now] * (len(rig.handle.asked) - before)
+        rig.now += 1.0
     assert asked_at == [0, 10, 30, 70, 150, 310, 630, 1230, 1830, 2430, 3030, 3630]
     assert rig.keeper.changes(NODES) and not rig.keeper.busy, "still wanted, and not in a hurry"
     move_1_to_n3(rig)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
-import select
+import resource
 import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -35,16 +36,19 @@ from escrowmq.cluster.reading_client import (
     Question,
     StatusSnapshot,
     ask,
+    folders,
     is_ours,
     receive,
     send,
 )
 from escrowmq.cluster.settings import ClusterSettings, RaySettings
 from escrowmq.cluster.supervisor import reading_server
-from escrowmq.cluster.supervisor.reading_server import ReadingServer
+from escrowmq.cluster.supervisor.reading_server import AT_A_TIME, ReadingServer
 from escrowmq.replication.errors import Closed, ConfigError, Unavailable, UnknownGroup
 from escrowmq.replication.model import OpenTransaction, TopicInfo
+from tests.support.command_line import good, run
 from tests.support.places import info
+from tests.support.waiting import wait_until
 
 ADDRESS = "10.0.0.1:6379"
 TRANSACTION = OpenTransaction("shop", "t1", "q1", "orders", 1, 2, 3, False, 1, -1)
@@ -101,8 +105,8 @@ class Admin:
 class FakeCluster:
     """What the server asks of a cluster."""
 
-    def __init__(self) -> None:
-        self.info, self.address, self.admin = ClusterInfo("c", "escrowmq", 1, 3), ADDRESS, Admin()
+    def __init__(self, admin: Admin | None = None) -> None:
+        self.info, self.address, self.admin = ClusterInfo("c", "escrowmq", 1, 3), ADDRESS, admin or Admin()
 
     def health(self) -> dict[str, Any]:
         return {"nodes": [{"node": "a"}], "replicas": []}
@@ -114,49 +118,73 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("s")
 
 
+class House:
+    """The machine as a user sees it: folders of sockets, a login or none, and which clusters run here."""
+
+    def __init__(self, base: Path) -> None:
+        self.logins, self.shared, self.here = base / "no-logins", base / "shared", [ADDRESS]
+
+    def folders(self) -> list[Path]:
+        return folders(self.logins, self.shared)
+
+    def server(self, admin: Admin | None = None) -> ReadingServer:
+        cluster: Any = FakeCluster(admin)
+        return ReadingServer(cluster, "exporter", self.folders(), here=lambda: self.here)
+
+    @contextlib.contextmanager
+    def serving(self, admin: Admin | None = None) -> Iterator[ReadingServer]:
+        made = self.server(admin)
+        made.start()
+        try:
+            yield made
+        finally:
+            made.close()
+
+    def ask(
+        self, read: str, *arguments: Any, address: str = "auto", namespace: str | None = None, **more: Any
+    ) -> Any:
+        return ask(address, namespace, None, read, list(arguments), where=self.folders(), **more)
+
+
 @pytest.fixture
-def where(base: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def house(base: Path, monkeypatch: pytest.MonkeyPatch) -> House:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(base))
-    monkeypatch.setattr(reading_client, "LOGINS", base / "no-logins")
-    monkeypatch.setattr(reading_client, "SHARED", base / "shared")
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     for name in [name for name in os.environ if name.startswith("ESCROWMQ_")]:
         monkeypatch.delenv(name)
-    monkeypatch.setattr(reading_server, "running_here", lambda: [ADDRESS])
+    return House(base)
+
+
+@pytest.fixture
+def where(house: House, base: Path) -> Path:
     return base / "escrowmq"
 
 
 @pytest.fixture
-def server(where: Path) -> Iterator[ReadingServer]:
-    made = ReadingServer(FakeCluster(), "exporter")  # type: ignore[arg-type]
-    made.start()
-    yield made
-    made.close()
+def server(house: House, where: Path) -> Iterator[ReadingServer]:
+    with house.serving() as made:
+        yield made
     assert list(where.iterdir()) == []
 
 
-def asked(read: str, *arguments: Any, address: str = "auto", namespace: str | None = None) -> Any:
-    return ask(address, namespace, None, read, list(arguments))
-
-
-def test_answers_are_what_they_were(server: ReadingServer) -> None:
-    assert asked("topics") == [info("orders", 2)]
-    assert asked("groups") == [GROUP]
-    assert asked("group", "g", address=ADDRESS) == GROUP
-    assert asked("transactions", None, None, None, 10) == [TRANSACTION]
-    assert asked("members") == MEMBERS and asked("settings") == {"remember_ids_s": 1}
-    assert asked("changes")[0].learners == (2,) and asked("nodes")[0].head
-    assert asked("rebalance")[0].to_node == "b"
-    look = asked("status")
+def test_answers_are_what_they_were(house: House, server: ReadingServer) -> None:
+    assert house.ask("topics") == [info("orders", 2)]
+    assert house.ask("groups") == [GROUP]
+    assert house.ask("group", "g", address=ADDRESS) == GROUP
+    assert house.ask("transactions", None, None, None, 10) == [TRANSACTION]
+    assert house.ask("members") == MEMBERS and house.ask("settings") == {"remember_ids_s": 1}
+    assert house.ask("changes")[0].learners == (2,) and house.ask("nodes")[0].head
+    assert house.ask("rebalance")[0].to_node == "b"
+    look = house.ask("status")
     assert isinstance(look, StatusSnapshot) and look.found == ClusterStatus("c", ()) and look.well
     assert (look.health["nodes"], look.address, look.namespace) == ([{"node": "a"}], ADDRESS, "escrowmq")
 
 
-def test_errors_of_the_cluster_are_errors_here(server: ReadingServer) -> None:
+def test_errors_of_the_cluster_are_errors_here(house: House, server: ReadingServer) -> None:
     with pytest.raises(UnknownGroup, match="unknown consumer group 'nobody'"):
-        asked("group", "nobody")
+        house.ask("group", "nobody")
     with pytest.raises(Unavailable, match="no leader for orders") as caught:
-        asked("topic", "orders")
+        house.ask("topic", "orders")
     assert caught.value.retry_after_s == 1.5
 
 
@@ -176,76 +204,68 @@ def test_every_answer_has_a_type_that_can_be_read() -> None:
     ids=["another namespace", "another address", "two clusters here", "its cluster is elsewhere"],
 )
 def test_it_answers_for_its_own_cluster_only(
-    server: ReadingServer, monkeypatch: pytest.MonkeyPatch, options: Any, here: list[str], why: str
+    house: House, server: ReadingServer, options: Any, here: list[str], why: str
 ) -> None:
-    monkeypatch.setattr(reading_server, "running_here", lambda: here)
+    house.here = here
     with pytest.raises(NotAnswered, match=why):
-        asked("topics", **options)
+        house.ask("topics", **options)
 
 
 def test_the_address_comes_from_where_connect_takes_it(
-    server: ReadingServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    house: House, server: ReadingServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.2:6379")
     with pytest.raises(NotAnswered, match="serves the cluster"):
-        asked("topics")
+        house.ask("topics")
     monkeypatch.setenv("ESCROWMQ_RAY__ADDRESS", ADDRESS)
-    assert asked("topics")
+    assert house.ask("topics")
     file = tmp_path / "c.yaml"
     file.write_text("cluster: {namespace: other}\n")
     with pytest.raises(NotAnswered, match="namespace"):
-        ask("auto", None, file, "topics", [])
+        ask("auto", None, file, "topics", [], where=house.folders())
     assert (
         ClusterSettings().namespace,
         RaySettings().address,
     ) == (reading_client.NAMESPACE, reading_client.AUTO)
 
 
-def test_without_one_the_command_asks_itself(where: Path) -> None:
+def test_without_one_the_command_asks_itself(house: House, where: Path) -> None:
     with pytest.raises(NotAnswered, match="no exporter or supervisor of this user has run here"):
-        asked("topics")
+        house.ask("topics")
     where.mkdir(mode=0o700)
     with pytest.raises(NotAnswered, match="no exporter or supervisor runs here"):
-        asked("topics")
+        house.ask("topics")
 
 
 def test_a_service_without_a_login_and_a_shell_with_one_find_each_other(
-    where: Path, base: Path, monkeypatch: pytest.MonkeyPatch
+    house: House, where: Path, base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shared = base / "shared" / f"escrowmq-{os.getuid()}"
-    with monkeypatch.context() as service:
-        service.delenv("XDG_RUNTIME_DIR")
-        made = ReadingServer(FakeCluster(), "exporter")  # type: ignore[arg-type]
-    made.start()
-    try:
+    with ExitStack() as running:
+        with monkeypatch.context() as service:
+            service.delenv("XDG_RUNTIME_DIR")
+            made = running.enter_context(house.serving())
         assert made.path.parent == shared
-        assert asked("topics") == [info("orders", 2)], "a shell with a login"
-    finally:
-        made.close()
+        assert house.ask("topics") == [info("orders", 2)], "a shell with a login"
     login = base / "no-logins" / str(os.getuid())
     login.mkdir(parents=True)
-    with monkeypatch.context() as service:
-        service.setenv("XDG_RUNTIME_DIR", str(login))
-        made = ReadingServer(FakeCluster(), "exporter")  # type: ignore[arg-type]
-    made.start()
-    try:
+    with ExitStack() as running:
+        with monkeypatch.context() as service:
+            service.setenv("XDG_RUNTIME_DIR", str(login))
+            made = running.enter_context(house.serving())
         assert made.path.parent == login / "escrowmq"
-        assert asked("topics") == [info("orders", 2)], "a shell with another folder"
+        assert house.ask("topics") == [info("orders", 2)], "a shell with another folder"
         monkeypatch.delenv("XDG_RUNTIME_DIR")
-        assert asked("topics") == [info("orders", 2)], "a service's own command, without a login"
-    finally:
-        made.close()
+        assert house.ask("topics") == [info("orders", 2)], "a service's own command, without a login"
 
 
-def test_where_the_first_folder_cannot_be_used_it_listens_in_the_next(where: Path, base: Path) -> None:
+def test_where_the_first_folder_cannot_be_used_it_listens_in_the_next(
+    house: House, where: Path, base: Path
+) -> None:
     where.mkdir(mode=0o755)
-    made = ReadingServer(FakeCluster(), "exporter")  # type: ignore[arg-type]
-    made.start()
-    try:
+    with house.serving() as made:
         assert made.path.is_relative_to(base / "shared")
-        assert asked("topics") == [info("orders", 2)]
-    finally:
-        made.close()
+        assert house.ask("topics") == [info("orders", 2)]
 
 
 @contextlib.contextmanager
@@ -258,54 +278,50 @@ def stopped(where: Path, number: int) -> Iterator[socket.socket]:
         yield silent
 
 
-def test_stopped_ones_cost_one_wait_together(where: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stopped_ones_cost_one_wait_together(house: House, where: Path) -> None:
     """Each of them had its own five seconds."""
-    monkeypatch.setattr(reading_client, "TAKEN_S", 0.2)
     with stopped(where, 1), stopped(where, 2), stopped(where, 3):
         began = time.monotonic()
         with pytest.raises(NotAnswered, match="timed out"):
-            asked("topics")
+            house.ask("topics", taken_s=0.2)
     assert time.monotonic() - began < reading_client.WAIT_S
 
 
-def test_a_stopped_one_hides_no_other(server: ReadingServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading_client, "TAKEN_EACH_S", 0.2)
+def test_a_stopped_one_hides_no_other(house: House, server: ReadingServer) -> None:
     with stopped(server.path.parent, 0) as silent:
-        assert asked("topics") == [info("orders", 2)]
+        assert house.ask("topics", taken_each_s=0.2) == [info("orders", 2)]
         Path(silent.getsockname()).unlink()
 
 
-@pytest.mark.parametrize("planted", [False, True], ids=["", "planted: a question is not acknowledged"])
-def test_one_that_works_on_the_answer_is_waited_for(
-    server: ReadingServer, monkeypatch: pytest.MonkeyPatch, planted: bool
-) -> None:
-    monkeypatch.setattr(reading_client, "TAKEN_S", 1.0)
+class Slow(Admin):
+    """It answers after ``hold``, or after this time."""
 
-    def slow(self: Admin) -> list[TopicInfo]:
-        time.sleep(2 * reading_client.TAKEN_S)
+    def __init__(self, wait_s: float) -> None:
+        self.hold, self.begun, self._wait_s = threading.Event(), threading.Semaphore(0), wait_s
+
+    def topics(self) -> list[TopicInfo]:
+        self.begun.release()
+        self.hold.wait(self._wait_s)
         return []
 
-    monkeypatch.setattr(Admin, "topics", slow)
-    if planted:
-        monkeypatch.setattr(reading_server, "send_packed", lambda link, packed: None)
-        with pytest.raises(NotAnswered, match="timed out"):
-            asked("topics")
-    else:
-        assert asked("topics") == []
+
+def test_one_that_works_on_the_answer_is_waited_for(house: House) -> None:
+    with house.serving(Slow(1.0)):
+        assert house.ask("topics", taken_s=0.5) == []
 
 
-def test_sockets_that_were_left_behind_hide_no_other(server: ReadingServer) -> None:
+def test_sockets_that_were_left_behind_hide_no_other(house: House, server: ReadingServer) -> None:
     for number in range(2 * reading_client.SOCKETS_MAX):
         with socket.socket(socket.AF_UNIX) as killed:
             killed.bind(str(server.path.parent / f"a-{number}.sock"))
     try:
-        assert asked("topics") == [info("orders", 2)]
+        assert house.ask("topics") == [info("orders", 2)]
     finally:
         for path in server.path.parent.glob("a-*.sock"):
             path.unlink()
 
 
-def test_one_that_talks_nonsense_is_left_alone(where: Path) -> None:
+def test_one_that_talks_nonsense_is_left_alone(house: House, where: Path) -> None:
     def talk(silent: socket.socket) -> None:
         link, _ = silent.accept()
         with link:
@@ -316,17 +332,17 @@ def test_one_that_talks_nonsense_is_left_alone(where: Path) -> None:
         talking = threading.Thread(target=talk, args=(talker,))
         talking.start()
         with pytest.raises(NotAnswered):
-            asked("topics")
+            house.ask("topics")
         talking.join(10)
 
 
-def test_a_folder_of_others_is_not_believed(where: Path, tmp_path: Path) -> None:
+def test_a_folder_of_others_is_not_believed(house: House, where: Path, tmp_path: Path) -> None:
     where.mkdir(mode=0o755)
     assert not is_ours(where)
     with pytest.raises(ConfigError, match="chmod 700"):
-        ReadingServer(FakeCluster(), "exporter", where)  # type: ignore[arg-type]
+        ReadingServer(FakeCluster(), "exporter", [where])  # type: ignore[arg-type]
     with pytest.raises(NotAnswered):
-        asked("topics")
+        house.ask("topics")
     where.chmod(0o700)
     assert is_ours(where)
     link = tmp_path / "link"
@@ -334,17 +350,21 @@ def test_a_folder_of_others_is_not_believed(where: Path, tmp_path: Path) -> None
     assert not is_ours(link)
 
 
-def test_another_user_is_sent_away(server: ReadingServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_user_is_sent_away(
+    house: House, server: ReadingServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(reading_server, "same_user", lambda link: False)
     with pytest.raises(NotAnswered, match=r"closed the connection|Broken pipe|reset"):
-        asked("topics")
+        house.ask("topics")
     monkeypatch.undo()
 
 
-def test_a_client_believes_no_other_user(server: ReadingServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_believes_no_other_user(
+    house: House, server: ReadingServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(reading_client, "same_user", lambda link: False)
     with pytest.raises(NotAnswered, match="another user listens"):
-        asked("topics")
+        house.ask("topics")
 
 
 def test_the_kernel_says_who_is_there() -> None:
@@ -353,7 +373,7 @@ def test_the_kernel_says_who_is_there() -> None:
         assert reading_client.same_user(ours)
 
 
-def test_garbage_ends_nobody_but_its_sender(server: ReadingServer) -> None:
+def test_garbage_ends_nobody_but_its_sender(house: House, server: ReadingServer) -> None:
     for garbage in (b"", b"\x00", b"\xff\xff\xff\xff", b"\x00\x00\x00\x01\xc1", b"GET / HTTP/1.1\r\n\r\n"):
         with socket.socket(socket.AF_UNIX) as link:
             link.settimeout(5.0)
@@ -362,7 +382,7 @@ def test_garbage_ends_nobody_but_its_sender(server: ReadingServer) -> None:
             link.shutdown(socket.SHUT_WR)
             with contextlib.suppress(ConnectionResetError):
                 assert link.recv(100) == b""
-    assert asked("topics")
+    assert house.ask("topics")
 
 
 def test_a_question_that_is_none_is_left_to_the_command(server: ReadingServer) -> None:
@@ -377,106 +397,74 @@ def test_a_question_that_is_none_is_left_to_the_command(server: ReadingServer) -
     assert server.answer(Question(__version__, "topics", [], "escrowmq")) != Answer()
 
 
-def test_more_than_a_few_at_a_time_are_sent_away(
-    server: ReadingServer, monkeypatch: pytest.MonkeyPatch
+def test_more_than_a_few_at_a_time_are_sent_away(house: House) -> None:
+    slow = Slow(10.0)
+    with house.serving(slow), ThreadPoolExecutor(AT_A_TIME) as pool:
+        for _ in range(AT_A_TIME):
+            pool.submit(house.ask, "topics")
+        for _ in range(AT_A_TIME):
+            assert slow.begun.acquire(timeout=10)
+        with pytest.raises(NotAnswered, match="busy"):
+            house.ask("topics")
+        slow.hold.set()
+
+
+def test_one_that_cannot_take_a_command_takes_the_next(
+    house: House, server: ReadingServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    hold, held = threading.Event(), threading.Semaphore(0)
-
-    def slow(self: Admin) -> list[TopicInfo]:
-        held.release()
-        hold.wait(10)
-        return []
-
-    monkeypatch.setattr(Admin, "topics", slow)
-    threads = [threading.Thread(target=asked, args=("topics",)) for _ in range(reading_server.AT_A_TIME)]
-    for thread in threads:
-        thread.start()
-    for _ in threads:
-        assert held.acquire(timeout=10)
-    with pytest.raises(NotAnswered, match="busy"):
-        asked("topics")
-    hold.set()
-    for thread in threads:
-        thread.join(10)
-
-
-def test_one_that_cannot_take_a_command_takes_the_next(where: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A moment without free file descriptors ended the thread, and every command waited for its time-out."""
-    monkeypatch.setattr(reading_server, "RETRY_S", 0.01)
-    made = ReadingServer(FakeCluster(), "exporter")  # type: ignore[arg-type]
-    listener, failures = made._listener, [OSError(errno.EMFILE, "too many open files")]
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with socket.socket(socket.AF_UNIX) as early:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (1, limits[1]))
+        try:
+            early.connect(str(server.path))
+            wait_until(lambda: "Too many open files" in caplog.text, what="a failure")
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert house.ask("topics") == [info("orders", 2)]
 
-    class Failing:
-        def accept(self) -> tuple[socket.socket, Any]:
-            if failures:
-                raise failures.pop()
-            return listener.accept()
 
-        def __getattr__(self, name: str) -> Any:
-            return getattr(listener, name)
-
-    made._listener = Failing()  # type: ignore[assignment]
-    made.start()
+def test_one_without_a_thread_for_a_command_says_so_and_takes_the_next(
+    house: House, server: ReadingServer
+) -> None:
+    """It disconnects before it has read all of this question, and its answer is read nevertheless."""
+    threading.stack_size(1 << 47)  # more than there is
     try:
-        assert asked("topics") == [info("orders", 2)]
-        with monkeypatch.context() as patch:
-            patch.setattr(threading.Thread, "start", _no_thread)
-            patch.setattr(reading_client, "send", _send_late)
+        for _ in range(AT_A_TIME + 1):
             with pytest.raises(NotAnswered, match="no thread"):
-                asked("topics")
-        assert asked("topics") == [info("orders", 2)], "its place is free again"
+                house.ask("topic", "x" * (1 << 20))
     finally:
-        made.close()
+        threading.stack_size(0)
+    assert house.ask("topics") == [info("orders", 2)], "its places are free again"
 
 
-def _send_late(link: socket.socket, message: msgspec.Struct) -> None:
-    """Only once the exporter has refused and disconnected."""
-    select.select([link], [], [], 5.0)
-    send(link, message)
+def test_one_that_is_being_ended_leaves_the_command_to_itself(house: House) -> None:
+    class Ended(Admin):
+        def topics(self) -> list[TopicInfo]:
+            raise Closed
+
+    with house.serving(Ended()), pytest.raises(NotAnswered, match="being ended"):
+        house.ask("topics")
 
 
-def _no_thread(thread: threading.Thread) -> None:
-    raise RuntimeError("can't start new thread")
-
-
-def test_one_that_is_being_ended_leaves_the_command_to_itself(server: ReadingServer) -> None:
-    def closed() -> None:
-        raise Closed
-
-    server._cluster.admin.topics = closed  # type: ignore[method-assign, assignment]
-    with pytest.raises(NotAnswered, match="being ended"):
-        asked("topics")
-
-
-def test_a_socket_that_was_left_behind_is_removed(where: Path) -> None:
+def test_a_socket_that_was_left_behind_is_removed(house: House, where: Path) -> None:
     where.mkdir(mode=0o700)
     dead = where / "exporter-0.sock"
     with socket.socket(socket.AF_UNIX) as killed:
         killed.bind(str(dead))
-    server = ReadingServer(FakeCluster(), "exporter")  # type: ignore[arg-type]
-    assert not dead.exists()
-    server.start()
-    assert asked("topics")
-    server.close()
+    with house.serving():
+        assert not dead.exists() and house.ask("topics")
 
 
 def test_the_command_prefers_an_exporter(server: ReadingServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And joins nothing then."""
-    from typer.testing import CliRunner
-
-    from escrowmq.cluster.cli.app import app
-    from escrowmq.cluster.cli.options import ConnectionOptions
-
-    joined = []
-    monkeypatch.setattr(ConnectionOptions, "joined", lambda self: joined.append(self))
+    """And joins nothing then: there is no Ray at that address."""
+    monkeypatch.setenv("RAY_ADDRESS", ADDRESS)
     for command in (
         "topic list", "group list", "group describe g", "txn list", "status", "settings", "members",
         "members changes", "node list", "rebalance plan",
     ):  # fmt: skip
-        done = CliRunner().invoke(app, command.split())
-        assert done.exit_code == 0, done.output
-    assert joined == []
-    assert CliRunner().invoke(app, ["group", "describe", "nobody"]).exit_code == 4
+        good(*command.split())
+    assert run("group", "describe", "nobody").exit_code == 4
 
 
 def test_a_command_that_only_reads_loads_no_ray(where: Path) -> None:

@@ -53,12 +53,12 @@ def test_checks_that_are_overdue_are_told_with_what_to_do() -> None:
     group = GroupStatus(0, 1, 5, (), overdue=late)
     (row,) = group_rows(ClusterStatus("c", (group,)))
     assert row["checks_overdue"] == 3
-    (told,) = command._alarms(group)
+    (told,) = command.alarms(group)
     assert told.startswith("3 open transactions are overdue for a check, that of app shop, topic orders by")
     assert "5.0 min: start an instance of the app" in told
-    (more,) = command._alarms(replace(group, overdue=msgspec.structs.replace(late, limited=True)))
+    (more,) = command.alarms(replace(group, overdue=msgspec.structs.replace(late, limited=True)))
     assert more.startswith("at least 3 open")
-    assert command._alarms(replace(group, overdue=OverdueReport())) == []
+    assert command.alarms(replace(group, overdue=OverdueReport())) == []
 
 
 def test_a_group_of_which_nobody_answers() -> None:
@@ -83,10 +83,10 @@ def test_a_fences_table_that_no_producer_has_is_a_problem_said_once() -> None:
     table = "0a" * 16
     lacking = ShardReport(shard=0, shards=2, tables_missing=(f"web shop {table}",))
     asked = FeedbackStatus(0, lacking), FeedbackStatus(1, lacking), FeedbackStatus(2, None)
-    (told,) = command._tables_missing(status(feedback=asked))
+    (told,) = command.tables_missing(status(feedback=asked))
     assert told.startswith(f"app web shop: no producer online has the fence's table {table}, ")
-    assert command._problems(status(feedback=asked), [])[-1] == told
-    assert command._tables_missing(status(feedback=None)) == []
+    assert command.problems_of(status(feedback=asked), [])[-1] == told
+    assert command.tables_missing(status(feedback=None)) == []
 
 
 def test_a_replica_is_shown_with_its_disk_and_all_that_is_wrong() -> None:

@@ -130,7 +130,7 @@ def lease_not_checked(patch: pytest.MonkeyPatch) -> None:
 def zombie_writes_last(patch: pytest.MonkeyPatch) -> None:
     """A relay does not look how many rows its statements have changed, neither of its lease nor of its batch:
     one that was paused writes its number over its successor's."""
-    patch.setattr(outbox_shards, "_expect", lambda count, changed: None)
+    patch.setattr(OutboxShards, "_expect", staticmethod(lambda count, changed: None))
 
 
 @plant("last-not-compared", DUPLICATE, workload=RELAYS, start=35, within=60, conditions=fails_over)

@@ -89,8 +89,7 @@ def test_a_hint_with_a_term_in_which_nobody_leads_does_not_make_deaf_to_the_real
         await timed(leader)
         group.fail_over(1)
         group.dead.add(2)
-        honest = group._not_leader
-        group._not_leader = lambda rid: ("not_leader", 2, 10**9) if rid == 0 else honest(rid)  # type: ignore[method-assign]
+        group.hints[0] = "not_leader", 2, 10**9
         assert await timed(leader) < 2.5, "the dead replica that was hinted at, then the real leader"
         assert (leader.leader, leader.term) == (1, 2)
 

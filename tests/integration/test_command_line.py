@@ -43,7 +43,7 @@ def test_commands_that_only_read_are_answered_by_an_exporter(
     monkeypatch.setattr(reading_client, "folders", lambda: [tmp_path / "escrowmq"])
     joined = {command: as_json(*command) for command in commands}
     health = as_json("status")
-    server = ReadingServer(cluster, "exporter", tmp_path / "escrowmq")
+    server = ReadingServer(cluster, "exporter", [tmp_path / "escrowmq"])
     server.start()
     monkeypatch.setattr(ConnectionOptions, "joined", None)
     try:

@@ -37,7 +37,7 @@ def producer(request: pytest.FixtureRequest, cluster: Cluster, unique: Unique) -
     info = cluster.admin.info
     over_ray = request.param == "calls of Ray"
     with Producer(info, app=unique("shop"), calls=RayCalls(info) if over_ray else None) as made:
-        calls = made._core.router._calls
+        calls = made.core.router.calls
         assert isinstance(calls, LinkedCalls) is not over_ray
         yield made
         assert over_ray or calls.linked > 0  # type: ignore[attr-defined]
@@ -48,7 +48,7 @@ def test_delayed_messages_come_on_time_unless_they_are_cancelled(
 ) -> None:
     topic = unique("reminders")
     cluster.admin.create_topic(topic, partitions=2)
-    if isinstance(producer._core.router._calls, LinkedCalls):  # a lone call may come before the connection
+    if isinstance(producer.core.router.calls, LinkedCalls):  # a lone call may come before the connection
         before = unique("before")
         cluster.admin.create_topic(before)
         wait_until(lambda: _linked(producer, before), 20.0, "a connection of its own")
@@ -77,7 +77,7 @@ def test_delayed_messages_come_on_time_unless_they_are_cancelled(
 
 def _linked(producer: Producer, topic: str) -> bool:
     producer.send(Message(topic, b"")).result(20)
-    calls: Any = producer._core.router._calls
+    calls: Any = producer.core.router.calls
     return bool(calls.linked > 0)
 
 

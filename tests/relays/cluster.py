@@ -76,14 +76,14 @@ class RelayBroker:
     def __init__(self, rng: random.Random, groups: int, app: str) -> None:
         self._rng, self.cluster = rng, (ThreeGroups if groups > 1 else InMemoryCluster)(start=START)
         self.calm, self._watching = False, False
-        self._network = self.cluster._network
+        self._network = self.cluster.network
         self._execute = self._network._execute
         self._network._execute = self._perhaps  # type: ignore[method-assign]
         self.late: list[tuple[int, str, tuple[Any, ...]]] = []
         self.lives: dict[str, int] = {}
         self._seen: dict[tuple[str, int], Seen] = {}
         self._reads = 0
-        replicas = [broker._running().running for broker in self._network._brokers]  # type: ignore[attr-defined]
+        replicas = [broker._running().running for broker in self._network.brokers]  # type: ignore[attr-defined]
         self.cluster.producer(app, tx_status_querier=_NeverAsked())
         self._branches = [MemoryBranches(self, replica) for replica in replicas] if groups > 1 else []
 
@@ -107,9 +107,9 @@ class RelayBroker:
     def deliver(self, at: int) -> None:
         """One of the requests that are late arrives; its sender may be gone."""
         gid, method, args = self.late.pop(at)
-        with self.cluster._stage.lock:
+        with self.cluster.stage.lock:
             self._execute(gid, method, args, lambda answer, error: None, lambda: False)
-        self.cluster._stage.run()
+        self.cluster.stage.run()
 
     def direct(self, gid: int, method: str, args: tuple[Any, ...]) -> Reply | None:
         """Another group's call, which is answered at once or not at all."""
@@ -131,10 +131,10 @@ class RelayBroker:
         """Let time pass, and groups tell each other what they have decided."""
         self.cluster.clock.advance(seconds)
         if self._branches and not self.down:
-            with self.cluster._stage.lock:
+            with self.cluster.stage.lock:
                 for one in self._branches:
                     one.step()
-            self.cluster._stage.run()
+            self.cluster.stage.run()
 
     # ------------------------------------------------------------ topics, and what is in them
 

@@ -120,7 +120,7 @@ class Schedule:
         finally:
             self._turns.end()
             self._broker.close()
-        virtual_s = self._broker.cluster._stage.now()
+        virtual_s = self._broker.cluster.stage.now()
         return Outcome(self.seed, self.found, self.did, len(self._rows.known), virtual_s)
 
     # ------------------------------------------------------------ what happens

@@ -7,8 +7,9 @@ is *silent* get no answer, as with a killed process whose death Ray has not noti
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,8 @@ class Brokers:
         self.info = ClusterInfo("c", "test", groups, replicas)
         self.groups = [BrokerGroup(path / f"g{gid}", config, replicas, gid, groups) for gid in range(groups)]
         self.silent: set[tuple[int, int]] = set()
+        #: Gets each call first; true: it has taken it, to lose or to delay it.
+        self.takes: Callable[[int, int, str, tuple[Any, ...], OnAnswer], bool] = lambda *call: False
         #: Calls by replica and method, to see who was asked.
         self.asked: list[tuple[int, int, str]] = []
         self._threads = ThreadPoolExecutor(64)
@@ -97,8 +100,11 @@ class Brokers:
 
     def call(self, gid: int, rid: int, method: str, args: tuple[Any, ...], done: OnAnswer) -> None:
         self.asked.append((gid, rid, method))
-        if (gid, rid) not in self.silent:
-            self._threads.submit(self._run, gid, rid, method, args, done)
+        if (gid, rid) not in self.silent and not self.takes(gid, rid, method, args, done):
+            self.carry(gid, rid, method, args, done)
+
+    def carry(self, gid: int, rid: int, method: str, args: tuple[Any, ...], done: OnAnswer) -> None:
+        self._threads.submit(self._run, gid, rid, method, args, done)
 
     def _run(self, gid: int, rid: int, method: str, args: tuple[Any, ...], done: OnAnswer) -> None:
         try:
@@ -201,3 +207,15 @@ class BehindCalls:
         (self._before if method == "fetch" else self._now).call(gid, rid, method, args, done)
 
     def close(self) -> None: ...
+
+
+@contextmanager
+def taking(
+    brokers: Brokers, takes: Callable[[int, int, str, tuple[Any, ...], OnAnswer], bool]
+) -> Iterator[None]:
+    """A block in which calls are taken so."""
+    before, brokers.takes = brokers.takes, takes
+    try:
+        yield
+    finally:
+        brokers.takes = before

@@ -41,8 +41,8 @@ class SearchWorld:
     def __init__(self, cluster: InMemoryCluster, rng: random.Random, cache_bytes: int = 1 << 20) -> None:
         self.cluster, self.rng, self._cache_bytes = cluster, rng, cache_bytes
         cluster.admin.create_topic(TOPIC)
-        broker: Any = cluster._network._brokers[0]
-        self.running = broker._parts.running
+        broker: Any = cluster.network.brokers[0]
+        self.running = broker.parts.running
         self.disk, self.sent = FullDisk(), 0
         self.damaged = False
         self.restart()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from escrowmq import Message
 from escrowmq.actors.client import share_groups
+from escrowmq.actors.client.results import submitting
 from escrowmq.replication.format.internal_topics import dead_topic, retry_topic
 from escrowmq.replication.format.share_ops import REJECT, nack, share_create
 from escrowmq.replication.model import ResultCode
@@ -16,7 +17,7 @@ class Mail:
 
     def __init__(self, cluster: InMemoryCluster, group: str = "mail") -> None:
         self.cluster, self.group = cluster, group
-        self.submit = cluster.admin._submit
+        self.submit = submitting(cluster.admin.router, 10.0)
         share_groups.set_group(self.submit, 1, group, {"kind": "share"})
         for name in (retry_topic(group), dead_topic(group)):
             share_groups.create_internal_topic(self.submit, 1, name)
@@ -24,7 +25,7 @@ class Mail:
         self.submit(0, share_create(group, "orders", 0, "earliest", self.id))
 
     def id_of(self, topic: str) -> int:
-        return self.cluster.admin._topic(topic).topic_id
+        return self.cluster.admin.describe_topic(topic).info.topic_id
 
     def send(self, *messages: Message) -> None:
         with self.cluster.producer("shop") as producer:

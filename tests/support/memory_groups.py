@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
 from escrowmq.feedback.brokers import BrokerUnreachable
@@ -44,6 +44,12 @@ class GroupDouble(Submitting):
         self.single = Single(SimDisk(random.Random(gid)), gid=gid, groups=groups)
         self.state = self.single.state
         self.calls: Counter[str] = Counter()
+        self.under_way: Counter[str] = Counter()
+        self.most_under_way: Counter[str] = Counter()
+        #: Replicas that refuse, and with which answer, true or not.
+        self.hints: dict[int, tuple[Any, ...]] = {}
+        #: Gets each answer on its way back, by the call's name; what it returns arrives.
+        self.on_the_way: Callable[[str, Any], Awaitable[Any]] | None = None
         self.checked: Counter[str] = Counter()  # transaction -> CHECKED operations
         self.lose_next_reply = False
         self.refuse: list[tuple[Any, ...]] = []  # answers for the next submits instead of doing them
@@ -120,6 +126,14 @@ class GroupDouble(Submitting):
 
     async def call(self, rid: int, method: str, *args: Any) -> Any:
         self.calls[method] += 1
+        self.under_way[method] += 1
+        self.most_under_way[method] = max(self.most_under_way[method], self.under_way[method])
+        try:
+            return await self._call(rid, method, *args)
+        finally:
+            self.under_way[method] -= 1
+
+    async def _call(self, rid: int, method: str, *args: Any) -> Any:
         if rid in self.frozen:
             await asyncio.get_running_loop().create_future()
         if rid in self.dead:
@@ -127,6 +141,8 @@ class GroupDouble(Submitting):
             raise BrokerUnreachable("dead")
         await asyncio.sleep(0.001)
         reply = await getattr(self, f"_{method}")(rid, *args)
+        if self.on_the_way is not None:
+            reply = await self.on_the_way(method, reply)
         await asyncio.sleep(0.001)
         if rid in self.frozen:
             await asyncio.get_running_loop().create_future()
@@ -136,6 +152,8 @@ class GroupDouble(Submitting):
         return reply
 
     def _not_leader(self, rid: int) -> tuple[Any, ...] | None:
+        if rid in self.hints:
+            return self.hints[rid]
         return None if rid == self.leader else Leadership(False, self.leader, self.term).refusal()
 
     async def _whoami(self, rid: int) -> Leadership:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import sqlalchemy as sa
 
 from escrowmq.feedback.database.outbox import Outbox
-from tests.support.relays import World
+from escrowmq.feedback.database.outbox_shards import OutboxShards
+from tests.support.relays import Broker, World
 from tests.support.shops import Shop
 
 
@@ -18,9 +20,14 @@ def outbox_in(shop: Shop, **options: Any) -> Outbox:
     return made
 
 
-def world_in(shop: Shop, **options: Any) -> World:
+def world_in(
+    shop: Shop,
+    broker: Broker | None = None,
+    new_shards: Callable[..., OutboxShards] = OutboxShards,
+    **options: Any,
+) -> World:
     connect = shop.connect if shop.plain else shop.engine.connect
-    return World(outbox_in(shop, **options), connect, lambda db: db.commit())
+    return World(outbox_in(shop, **options), connect, lambda db: db.commit(), broker, new_shards)
 
 
 def drop(shop: Shop) -> None:

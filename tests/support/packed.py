@@ -55,7 +55,7 @@ PACKED_ROWS = [
 
 def stored(cluster: InMemoryCluster, topic: str, partition: int = 0) -> list[StoredRow]:
     """The rows of a partition as they are in the log of a cluster in memory."""
-    parts = cluster._network._brokers[0]._parts
+    parts = cluster.network.brokers[0].parts
     assert parts is not None
     return stored_at(parts.running.replica, topic, partition)
 
@@ -73,5 +73,5 @@ def is_packed(row: StoredRow) -> bool:
 
 def store(cluster: InMemoryCluster, topic: str, rows: Sequence[bytes], partition: int = 0) -> None:
     """Stores rows as some producer might send them, whatever they are: brokers do not look into them."""
-    answer = cluster._network._brokers[0].submit(ops.message(topic, partition, "other", 0, -1, rows))
+    answer = cluster.network.brokers[0].submit(ops.message(topic, partition, "other", 0, -1, rows))
     assert answer[0] == "ok" and answer[1][0][0] == 0, answer

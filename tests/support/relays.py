@@ -90,8 +90,15 @@ class Stepping:
 class World:
     """An outbox, a broker, and a clock that the test moves."""
 
-    def __init__(self, outbox: Outbox, connect: Callable[[], Any], commit: Callable[[Any], None]) -> None:
-        self.outbox, self.broker = outbox, Broker()
+    def __init__(
+        self,
+        outbox: Outbox,
+        connect: Callable[[], Any],
+        commit: Callable[[Any], None],
+        broker: Broker | None = None,
+        new_shards: Callable[..., OutboxShards] = OutboxShards,
+    ) -> None:
+        self.outbox, self.broker, self._new_shards = outbox, broker or Broker(), new_shards
         self.connect, self.commit = connect, commit
         self.now_ms = 1_000_000
         self.committed: list[bytes] = []
@@ -110,7 +117,7 @@ class World:
     def relay(self, happens: Callable[[], None] = lambda: None, shard: int = 0) -> Relay:
         """A new process's."""
         self._owners += 1
-        shards = OutboxShards(
+        shards = self._new_shards(
             self.outbox.database, self.outbox.statements, f"relay-{self._owners}", lambda: self.now_ms
         )
         watched: Any = Stepping(shards, happens)

@@ -107,7 +107,7 @@ class RecordBatch:
     """
 
     __slots__ = (
-        "_asked", "_listening", "endings", "partition", "process", "rows", "size", "sizes", "topic",
+        "_listening", "askers", "endings", "partition", "process", "rows", "size", "sizes", "topic",
     )  # fmt: skip
 
     #: Whether its messages are delayed ones.
@@ -126,7 +126,7 @@ class RecordBatch:
         self.process = RecordBatch.processes
         #: What is known of its messages, by start; nearly always one.
         self.endings: tuple[Ending, ...] = ()
-        self._asked: dict[int, Asked] | None = None
+        self.askers: dict[int, Asked] | None = None
         self._listening: dict[Listener, tuple[list[int], list[Any]]] | None = None
 
     def __reduce__(self) -> NoReturn:
@@ -153,17 +153,17 @@ class RecordBatch:
 
     def asked(self, number: int, future: Any) -> Asked:
         """Those who wait for a message that has not ended. The lock must be held."""
-        if self._asked is None:
-            self._asked = {}
-        asked = self._asked.get(number)
+        if self.askers is None:
+            self.askers = {}
+        asked = self.askers.get(number)
         if asked is None:
-            asked = self._asked[number] = Asked(future)
+            asked = self.askers[number] = Asked(future)
         return asked
 
     def nobody_asks(self, number: int) -> None:
         """Forgets those who waited for a message. The lock must be held."""
-        if self._asked is not None:
-            self._asked.pop(number, None)
+        if self.askers is not None:
+            self.askers.pop(number, None)
 
     def listen(self, number: int, listener: Listener, future: Any) -> None:
         """Tells ``listener`` when the message has ended, possibly now."""
@@ -189,7 +189,7 @@ class RecordBatch:
                 self.endings = tuple(sorted((*self.endings, ending), key=_start))
             else:
                 self.endings = (ending,)
-            if self._asked:
+            if self.askers:
                 called = self._take_asked(ending)
             if self._listening:
                 told = self._take_listening(ending)
@@ -200,10 +200,10 @@ class RecordBatch:
             listener.ended(numbers, futures, ending)
 
     def _take_asked(self, ending: Ending) -> list[Asked]:
-        assert self._asked is not None
+        assert self.askers is not None
         taken: list[Asked] = []
-        for number in [number for number in self._asked if ending.start <= number < ending.end]:
-            asked = self._asked.pop(number)
+        for number in [number for number in self.askers if ending.start <= number < ending.end]:
+            asked = self.askers.pop(number)
             for waiter in asked.waiters:
                 (waiter.add_exception if ending.has_failed else waiter.add_result)(asked.future)
             if asked.callbacks:

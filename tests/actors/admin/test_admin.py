@@ -21,7 +21,7 @@ from escrowmq.replication.errors import (
 from escrowmq.replication.format import codec, ops
 from escrowmq.replication.format.settings import alter_problem
 from escrowmq.replication.model import ResultCode, TransactionState
-from tests.support.brokers import Brokers
+from tests.support.brokers import Brokers, taking
 from tests.support.polling import read, settle
 from tests.support.waiting import wait_until
 
@@ -121,16 +121,20 @@ class TestTopics:
         assert admin.create_topic(name).retention_ms == -1
         assert admin.describe_topic(name).kept == "for ever"
 
-    def test_deleting_is_done_though_the_first_answer_was_lost(self, admin, unique, monkeypatch):
-        name, submit = unique("orders"), admin._router.submit
+    def test_deleting_is_done_though_the_first_answer_was_lost(self, brokers, admin, unique):
+        name, lost = unique("orders"), []
         admin.create_topic(name)
 
-        def lossy(gid, request, timeout_s):
-            submit(gid, request, timeout_s).result()  # carried out, but the answer is lost
-            return submit(gid, request, timeout_s)
+        def lossy(gid, rid, method, args, done):
+            if method != "submit" or lost:
+                return False
+            lost.append(method)
+            brokers.carry(gid, rid, method, args, lambda answer, error: done(None, ConnectionError("lost")))
+            return True
 
-        monkeypatch.setattr(admin._router, "submit", lossy)
-        admin.delete_topic(name)
+        with taking(brokers, lossy):
+            admin.delete_topic(name)
+        assert lost
         assert name not in [topic.name for topic in admin.topics()]
         with pytest.raises(UnknownTopic):
             admin.delete_topic(name)
@@ -294,49 +298,36 @@ class TestGroups:
         assert described.partitions[0].committed == 4
         assert group in admin.groups()
 
-    def test_many_groups_are_asked_at_a_time(self, brokers, admin, unique, monkeypatch):
+    def test_many_groups_are_asked_at_a_time(self, brokers, admin, unique):
         """They were asked one after the other: 10,000 groups took as long as 20,000 calls."""
-        most = asked_at_once(brokers, admin, unique, monkeypatch)
+        waiting, most = [], 0
+
+        def late(*call):
+            nonlocal most
+            if call[2] == "group_describe":
+                waiting.append(call)
+                most = max(most, len(waiting))
+                threading.Timer(0.1, lambda: brokers.carry(*waiting.pop())).start()
+            return call[2] == "group_describe"
+
+        names = [unique("g") for _ in range(8)]
+        with taking(brokers, late):
+            assert [d.group for d in admin.describe_groups(names)] == names
         assert most == 8
 
-    def test_planted_one_at_a_time_is_found(self, brokers, admin, unique, monkeypatch):
-        monkeypatch.setattr(group_offsets, "AT_A_TIME", 1)
-        assert asked_at_once(brokers, admin, unique, monkeypatch) == 1
-
-    def test_groups_are_described_in_the_order_asked_for_also_in_portions(
-        self, brokers, admin, unique, monkeypatch
-    ):
-        monkeypatch.setattr(group_offsets, "AT_A_TIME", 3)
-        topic, names = unique("t"), [unique("g") for _ in range(8)]
+    def test_groups_are_described_in_the_order_asked_for_also_in_portions(self, brokers, admin, unique):
+        count = group_offsets.AT_A_TIME + 3
+        topic, names = unique("t"), [unique("g") for _ in range(count)]
         admin.create_topic(topic, partitions=2)
-        brokers.produce(topic, 1, [b"x"] * 9)
+        brokers.produce(topic, 1, [b"x"] * count)
         for n, name in enumerate(names):
             assert brokers.groups[0].submit(ops.group_offsets(name, topic, {1: n})) == [[0]]
         described = admin.describe_groups(names)
-        assert [(d.group, d.lag) for d in described] == [(name, 9 - n) for n, name in enumerate(names)]
+        assert [(d.group, d.lag) for d in described] == [(name, count - n) for n, name in enumerate(names)]
 
     def test_a_group_that_nobody_knows(self, admin, unique):
         described = admin.describe_group(unique("g"))
         assert (described.members, described.partitions) == ((), ())
-
-
-def asked_at_once(brokers, admin, unique, monkeypatch):
-    """How many coordinators of eight groups were asked before the first of them answered."""
-    waiting, most, call = [], 0, brokers.call
-
-    def late(gid, rid, method, args, done):
-        nonlocal most
-        if method != "group_describe":
-            call(gid, rid, method, args, done)
-            return
-        waiting.append((gid, rid, method, args, done))
-        most = max(most, len(waiting))
-        threading.Timer(0.1, lambda: call(*waiting.pop())).start()
-
-    monkeypatch.setattr(brokers, "call", late)
-    names = [unique("g") for _ in range(8)]
-    assert [d.group for d in admin.describe_groups(names)] == names
-    return most
 
 
 def test_a_closed_admin(brokers, admin):

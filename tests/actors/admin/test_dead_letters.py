@@ -12,6 +12,7 @@ from escrowmq.actors.admin import dead_letters
 from escrowmq.actors.admin.admin import Admin
 from escrowmq.actors.admin.dead_letters import DeadLetters
 from escrowmq.actors.client import share_groups
+from escrowmq.actors.client.results import submitting
 from escrowmq.replication.errors import UnknownGroup
 from escrowmq.replication.format.internal_topics import dead_topic, retry_topic
 from escrowmq.replication.format.share_ops import REJECT, nack, share_create
@@ -30,16 +31,17 @@ def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Brokers]:
 
 def give_up(brokers: Brokers, admin: Admin, topic: str, group: str, values: Sequence[bytes]) -> None:
     """A new share group has failed with these messages."""
-    share_groups.set_group(admin._submit, 1, group, {"kind": "share"})
+    submit = submitting(admin.router, 10.0)
+    share_groups.set_group(submit, 1, group, {"kind": "share"})
     for name in (retry_topic(group), dead_topic(group)):
-        share_groups.create_internal_topic(admin._submit, 1, name)
+        share_groups.create_internal_topic(submit, 1, name)
     start = admin.describe_topic(topic).partitions[0].end
-    topic_id, many = admin._topic(topic).topic_id, len(values)
-    assert admin._submit(0, share_create(group, topic, 0, "latest", topic_id))[0] == 0
+    topic_id, many = admin.describe_topic(topic).info.topic_id, len(values)
+    assert submit(0, share_create(group, topic, 0, "latest", topic_id))[0] == 0
     brokers.produce(topic, 0, values)
     offsets = list(range(start, start + many))
     request = nack(group, topic, 0, offsets, [REJECT] * many, ["no"] * many, "", "kim", topic_id)
-    assert admin._submit(0, request) == (ResultCode.OK, None)
+    assert submit(0, request) == (ResultCode.OK, None)
 
 
 def stands_still(brokers: Brokers, topic: str, end: int) -> tuple[int, threading.Event]:
@@ -57,7 +59,7 @@ def taken_for_the_leader(admin: Admin, rid: int, patch: pytest.MonkeyPatch) -> N
 
     def then_hinted(self: DeadLetters, group: str) -> Any:
         found = left(self, group)
-        admin._router.channels[0].follower.leader = rid
+        admin.router.channels[0].follower.leader = rid
         return found
 
     patch.setattr(DeadLetters, "_left", then_hinted)

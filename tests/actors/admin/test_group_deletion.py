@@ -10,10 +10,10 @@ import pytest
 
 from escrowmq.actors.admin import group_changes
 from escrowmq.actors.admin.admin import Admin
-from escrowmq.actors.broker.coordinator import GroupCoordinator
 from escrowmq.actors.broker.group_service import GroupService
 from escrowmq.actors.client import share_groups
 from escrowmq.actors.client.consumer_groups import GroupLives, PlacesMoved, coordinator_group
+from escrowmq.actors.client.results import submitting
 from escrowmq.actors.client.router import result_of
 from escrowmq.actors.consumer.config import RetryPolicy
 from escrowmq.actors.consumer.consumer import Consumer
@@ -100,7 +100,8 @@ def test_no_broker_group_keeps_settings_of_a_group_with_retries(
     assert group not in admin.groups()
     with pytest.raises(UnknownGroup):
         admin.delete_group(group)
-    assert share_groups.set_group(admin._submit, GROUPS, group, {"kind": SHARE}).max_attempts > 3
+    submit = submitting(admin.router, 10.0)
+    assert share_groups.set_group(submit, GROUPS, group, {"kind": SHARE}).max_attempts > 3
 
 
 def ends(*arguments: Any) -> None:
@@ -181,22 +182,6 @@ def test_a_member_that_slept_does_not_bring_its_offsets_back(
     assert not any(each.committed for each in admin.describe_group(group).partitions)
 
 
-def test_without_that_it_would_bring_them_back(
-    brokers: Brokers,
-    admin: Admin,
-    topic: str,
-    unique: Callable[[str], str],
-    consumer_of: ConsumerOf,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    group = unique("g")
-    consumer = sleeper(brokers, admin, topic, group, consumer_of)
-    admin.delete_group(group)
-    monkeypatch.setattr(GroupCoordinator, "is_void", lambda *args: False)
-    consumer.commit()
-    assert [each.committed for each in admin.describe_group(group).partitions] == [5, None]
-
-
 def test_a_deletion_that_arrives_late_does_nothing_to_a_group_that_is_used_again(
     brokers: Brokers, admin: Admin, topic: str, unique: Callable[[str], str]
 ) -> None:
@@ -207,7 +192,7 @@ def test_a_deletion_that_arrives_late_does_nothing_to_a_group_that_is_used_again
     admin.reset_group(group, "earliest", topic)
 
     def late(seen: dict[str, dict[int, int]]) -> Any:
-        return result_of(admin._router.leader_call(gid, "group_delete", group, seen, timeout_s=5.0), 5.0)
+        return result_of(admin.router.leader_call(gid, "group_delete", group, seen, timeout_s=5.0), 5.0)
 
     assert late({topic: {0: 10, 1: 10}}) == PlacesMoved()
     assert [each.committed for each in admin.describe_group(group).partitions] == [0, 0]

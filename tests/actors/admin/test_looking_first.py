@@ -8,7 +8,7 @@ import pytest
 
 from escrowmq import TransactionState
 from escrowmq.actors.admin.admin import Admin
-from escrowmq.replication.calling.answers import FoundTransaction, Standing
+from escrowmq.replication.calling.answers import FoundTransaction
 from escrowmq.replication.errors import NotFullyPrepared
 from escrowmq.replication.format import ops
 from escrowmq.replication.format.ops import PrepareExtra
@@ -97,15 +97,6 @@ def test_what_is_prepared_everywhere_is_committed(
     admin, tx_id = admin_of(wide), unique("x")
     open_branch(wide, tx_id, open_at_home(wide, tx_id))
     assert admin.resolve_transaction(tx_id, COMMITTED, app=APP).open == {}
-
-
-def test_planted_an_operator_who_does_not_look_commits_a_part(
-    wide: Brokers, admin_of: AdminOf, unique: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Standing, "is_branch_of", lambda self, home: True)
-    admin, tx_id = admin_of(wide), unique("x")
-    branch_is_missing(wide, tx_id)
-    assert admin.resolve_transaction(tx_id, COMMITTED, app=APP).state is COMMITTED
 
 
 def asked_before_its_prepare(brokers: Brokers, admin: Admin, tx_id: str, patch: pytest.MonkeyPatch) -> None:

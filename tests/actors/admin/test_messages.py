@@ -5,17 +5,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from escrowmq.actors.admin import messages
 from escrowmq.actors.admin.admin import Admin
 from escrowmq.actors.producer.producer import Producer
 from escrowmq.replication.errors import TopicRecreated, Unavailable
 from escrowmq.replication.format.find_table import BLOCK_OFFSETS
 from escrowmq.replication.model import Message
-from tests.support.brokers import Brokers, ClientCalls
+from tests.support.brokers import Brokers, ClientCalls, taking
 
 PARTITIONS = 2
 
@@ -27,10 +25,14 @@ def cluster(tmp_path: Path) -> Iterator[Brokers]:
     running.close()
 
 
+class Impatient(Admin):
+    answer_s = 0.2
+
+
 @pytest.fixture
 def admin(cluster: Brokers) -> Iterator[Admin]:
     cluster.topic("orders", PARTITIONS)
-    with Admin(cluster.info, calls=ClientCalls(cluster)) as made:
+    with Impatient(cluster.info, timeout_s=4.0, calls=ClientCalls(cluster)) as made:
         yield made
 
 
@@ -73,10 +75,7 @@ def test_one_follower_answers_and_keeps_what_it_has_read(
     assert found(admin, "k7") == [*range(7, BLOCK_OFFSETS + 1_000, 1_000), BLOCK_OFFSETS + 1_007]
 
 
-def test_another_replica_answers_for_a_silent_one(
-    cluster: Brokers, admin: Admin, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(messages, "ANSWER_S", 0.2)
+def test_another_replica_answers_for_a_silent_one(cluster: Brokers, admin: Admin) -> None:
     produce(cluster, 100)
     admin.find("orders", key="k1", partitions=[0])
     (rid,) = set(asked(cluster))
@@ -87,21 +86,12 @@ def test_another_replica_answers_for_a_silent_one(
     assert found(admin, "k8") == [8]
 
 
-def test_when_nobody_answers_it_says_so(
-    cluster: Brokers, admin: Admin, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(messages, "ANSWER_S", 0.1)
-    monkeypatch.setattr(messages, "WAIT_S", 0.1)
-    monkeypatch.setattr(admin, "_timeout_s", 2.0)
+def test_when_nobody_answers_it_says_so(cluster: Brokers, admin: Admin) -> None:
     produce(cluster, 10)
-    real = ClientCalls.call
-
-    def without_find(self: Any, gid: int, rid: int, method: str, *rest: Any) -> None:
-        if method != "find":
-            real(self, gid, rid, method, *rest)
-
-    monkeypatch.setattr(ClientCalls, "call", without_find)
-    with pytest.raises(Unavailable, match="does not answer"):
+    with (
+        taking(cluster, lambda *call: call[2] == "find"),
+        pytest.raises(Unavailable, match="does not answer"),
+    ):
         admin.find("orders", key="k", partitions=[0])
 
 

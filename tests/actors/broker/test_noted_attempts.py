@@ -18,7 +18,7 @@ class Member:
     """Member ``m`` of group ``g``, which reads both partitions."""
 
     def __init__(self, cluster: InMemoryCluster) -> None:
-        self.router = cluster.admin._router
+        self.router = cluster.admin.router
         self.generation = 0
         self.generation = self.call("group_join", "g", "m", [TOPIC], 10.0).assignment.generation
         self.call("group_heartbeat", "g", "m", self.generation)

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from escrowmq.actors.broker.coordinator import GroupCoordinator
 from tests.actors.broker import test_coordinator
 
 Group: Any = test_coordinator.Group
@@ -62,10 +61,3 @@ def test_a_claim_under_a_generation_in_which_the_partition_was_only_offered_is_v
         joined = group.join("a", owned=owned, generation=joined.base)
         assert not joined.kept
     assert not group.may_commit("a", joined.base, 0)
-
-
-def test_planted_a_coordinator_that_takes_an_offer_for_taken_over_is_found(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(GroupCoordinator, "_offered", lambda *args: frozenset())
-    assert commits_at_its_old_offset(0)

@@ -76,7 +76,7 @@ def test_who_comes_back_within_the_session_has_its_partitions_and_nothing_else_m
     group, a, again = Group(), static_name("a", 1), static_name("a", 2)
     reads = group.settle(a, "b")
     group.now += 3.0
-    group.beat("b", group.coordinator._groups["g"].members["b"].generation)
+    group.beat("b", group.coordinator.groups["g"].members["b"].generation)
     joined = group.join(again)
     assert isinstance(joined, GroupJoined) and not joined.kept
     assert {p for _, p in joined.assignment.partitions} == reads[a], "at once, in the answer"
@@ -97,7 +97,7 @@ def test_who_comes_back_after_the_session_begins_as_anybody():
 def test_the_first_of_two_that_live_is_told_so_and_counts_no_more():
     group, a, later = Group(), static_name("a", 2), static_name("a", 1)  # whose clock is behind
     group.settle(a)
-    generation = group.coordinator._groups["g"].members[a].generation
+    generation = group.coordinator.groups["g"].members[a].generation
     group.join(later)
     assert isinstance(group.beat(a, generation), InstanceTaken)
     assert isinstance(group.join(a, orders(0, 1, 2, 3)), InstanceTaken)
@@ -169,7 +169,7 @@ def test_what_the_dead_one_had_still_to_let_go_of_is_free():
     group, a, again = Group(), static_name("a", 1), static_name("a", 2)
     group.settle(a)
     waiting = group.join("b").assignment
-    told = group.beat(a, group.coordinator._groups["g"].members[a].generation)
+    told = group.beat(a, group.coordinator.groups["g"].members[a].generation)
     assert len(told.partitions) == 2, "a was told, and dies before it confirms"
     group.join(again)
     given = group.beat("b", waiting.generation)

@@ -13,9 +13,9 @@ import pytest
 import uvloop
 
 from escrowmq.replication.format.operation import FRAME
-from escrowmq.replication.net import client_listener
 from escrowmq.replication.net.client_listener import (
     ClientGreeting,
+    ClientLimits,
     ClientListener,
     FrameBuffer,
     decode_answer,
@@ -32,9 +32,11 @@ ROOM = 4 * LONG - KIB
 class Broker:
     """A listener in a thread of its own, which answers each request with its size."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, arrival_s: float) -> None:
         self.loop, self.clients = loop, [RawClient() for _ in range(5)]
-        self.door = ClientListener(self.begin, time.monotonic, clients_max=100)
+        self.door = ClientListener(
+            self.begin, time.monotonic, ClientLimits(clients=100, arriving_bytes=ROOM, arrival_s=arrival_s)
+        )
         self.thread = threading.Thread(target=loop.run_forever, daemon=True)
         self.thread.start()
         asyncio.run_coroutine_threadsafe(self.door.start("127.0.0.1"), loop).result(10.0)
@@ -92,10 +94,14 @@ class RawClient:
         return decode_answer(self.payload()) == ("ok", [LONG])
 
 
+@pytest.fixture
+def arrival_s() -> float:
+    return 10.0
+
+
 @pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
-def broker(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Broker]:
-    monkeypatch.setattr(client_listener, "ARRIVING_BYTES_MAX", ROOM)
-    made = Broker(request.param())
+def broker(request: pytest.FixtureRequest, arrival_s: float) -> Iterator[Broker]:
+    made = Broker(request.param(), arrival_s)
     yield made
     made.close()
 
@@ -127,10 +133,8 @@ def test_as_many_arrive_as_have_room_and_the_others_one_after_the_other(broker: 
     assert broker.door.arrivals.bytes == 0
 
 
-def test_a_request_that_does_not_arrive_loses_its_room_with_its_connection(
-    broker: Broker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(client_listener, "ARRIVAL_TIMEOUT_S", 0.3)
+@pytest.mark.parametrize("arrival_s", [0.3])
+def test_a_request_that_does_not_arrive_loses_its_room_with_its_connection(broker: Broker) -> None:
     for client in broker.clients[:3]:
         client.begins()
     wait_until(lambda: arriving(broker) == 3, what="three have room")
@@ -151,11 +155,9 @@ def test_a_client_that_goes_away_gives_its_room_back(broker: Broker) -> None:
     assert (arriving(broker), waiting(broker), broker.door.arrivals.bytes) == (0, 0, 0)
 
 
-def test_long_requests_one_after_the_other_have_a_time_of_their_own_each(
-    broker: Broker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("arrival_s", [0.5])
+def test_long_requests_one_after_the_other_have_a_time_of_their_own_each(broker: Broker) -> None:
     """A busy producer always has one that is arriving."""
-    monkeypatch.setattr(client_listener, "ARRIVAL_TIMEOUT_S", 0.5)
     client = broker.clients[0]
     half = len(client.whole) // 2
     client.socket.sendall(client.whole[:half])

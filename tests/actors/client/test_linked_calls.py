@@ -16,11 +16,12 @@ import pytest
 from escrowmq.actors.client.linked_calls import CONNECT_TIMEOUT_S, SILENT_S, ClientLink, LinkedCalls
 from escrowmq.actors.client.replica_calls import OnAnswer
 from escrowmq.replication.format.operation import FRAME
-from escrowmq.replication.net import client_listener
 from escrowmq.replication.net.client_listener import (
     COLUMNS_BYTES_MAX,
     PREFIX,
     REQUEST_BYTES_MAX,
+    STRANGERS_SHARE,
+    ClientLimits,
     ClientListener,
     frame,
 )
@@ -54,15 +55,15 @@ class Loop:
 class Broker:
     """A door, and Ray's calls to the process behind it."""
 
-    def __init__(self, loop: Loop) -> None:
-        self.loop, self.taken, self.held = loop, [], []  # type: ignore[var-annotated]
+    def __init__(self, loop: Loop, limits: ClientLimits) -> None:
+        self.loop, self.limits, self.taken, self.held = loop, limits, [], []  # type: ignore[var-annotated]
         self.over_ray: list[str] = []
         self.holds = False
         self.offers: Callable[[], Any] = lambda: self.door.open_to()
         self.start()
 
     def start(self) -> None:
-        self.door = ClientListener(self.begin, time.monotonic, clients_max=100)
+        self.door = ClientListener(self.begin, time.monotonic, self.limits)
         self.loop.run(self.door.start("127.0.0.1"))
 
     def begin(self, request: bytes, done: Callable[[tuple[Any, ...]], None]) -> None:
@@ -152,8 +153,13 @@ def loop() -> Iterator[Loop]:
 
 
 @pytest.fixture
-def broker(loop: Loop) -> Iterator[Broker]:
-    it = Broker(loop)
+def limits() -> ClientLimits:
+    return ClientLimits(clients=100)
+
+
+@pytest.fixture
+def broker(loop: Loop, limits: ClientLimits) -> Iterator[Broker]:
+    it = Broker(loop, limits)
     yield it
     loop.call(it.door.stop)
 
@@ -241,7 +247,7 @@ def test_a_broker_that_cannot_be_reached_or_says_nothing_costs_nobody_a_wait(
 
 
 def test_a_stranger_at_that_address_is_no_broker(loop: Loop, broker: Broker, client: Client) -> None:
-    other = Broker(loop)
+    other = Broker(loop, broker.limits)
     host, port, _ = other.door.open_to() or ("", 0, b"")
     broker.offers = lambda: (host, port, broker.door.key)
     for _ in range(20):
@@ -360,14 +366,14 @@ def test_requests_before_the_greeting_are_refused(broker: Broker) -> None:
     assert broker.taken == []
 
 
-def test_a_greeting_that_never_ends_is_cut_off(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_listener, "GREETING_TIMEOUT_S", 0.2)
+@pytest.mark.parametrize("limits", [ClientLimits(greeting_s=0.2)])
+def test_a_greeting_that_never_ends_is_cut_off(broker: Broker) -> None:
     assert talk(broker, b"\0\0") == b""
     assert broker.door.refused == 1
 
 
+@pytest.mark.parametrize("limits", [ClientLimits(clients=4 * STRANGERS_SHARE)])
 def test_strangers_beyond_the_bound_push_out_the_oldest(broker: Broker, client: Client) -> None:
-    broker.door._clients_max = 4 * client_listener.STRANGERS_SHARE
     address = broker.door.address
     assert address is not None
     idle = [socket.create_connection(address, 5.0) for _ in range(12)]
@@ -395,9 +401,9 @@ def test_a_request_that_is_too_long_ends_its_connection_only(
     other.calls.stopped("the test ends")
 
 
+@pytest.mark.parametrize("limits", [ClientLimits(clients=1)])
 def test_beyond_the_greatest_number_of_clients_none_is_offered(broker: Broker, client: Client) -> None:
     client.link_up()
-    broker.door._clients_max = 1
     late = Client(broker)
     for _ in range(5):
         assert late.ask() == (OK, None)
@@ -407,11 +413,9 @@ def test_beyond_the_greatest_number_of_clients_none_is_offered(broker: Broker, c
     late.calls.stopped("the test ends")
 
 
-def test_a_flood_of_requests_is_checked_in_slices(
-    loop: Loop, broker: Broker, client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("limits", [ClientLimits(clients=100, waiting_bytes=1000)])
+def test_a_flood_of_requests_is_checked_in_slices(loop: Loop, broker: Broker, client: Client) -> None:
     """Other work of the loop (heartbeats) gets its turn between them."""
-    monkeypatch.setattr(client_listener, "WAITING_BYTES_MAX", 1000)
     client.link_up()
     turns: list[int] = []
 

@@ -142,12 +142,12 @@ def test_a_client_goes_on_when_all_replicas_that_it_knew_are_gone(
             group.leader()
             if follows:
                 assert [topic.name for topic in admin.topics()] == ["t"]
-                watched = admin._router.channels[0].follower
+                watched = admin.router.channels[0].follower
                 wait_until(lambda f=watched, rid=come: rid in f.members, what="the new list")
             group.stop(go)
         if follows:
             assert [topic.name for topic in admin.topics()] == ["t"]
-            wait_until(lambda: admin._router.members(0) == (3, 4, 5), what="the list without those that left")
+            wait_until(lambda: admin.router.members(0) == (3, 4, 5), what="the list without those that left")
         else:
             with pytest.raises(EscrowMQError):
                 admin.topics()

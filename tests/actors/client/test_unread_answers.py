@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 import uvloop
 
-from escrowmq.replication.net import client_listener
 from escrowmq.replication.net.client_listener import (
+    UNREAD_BYTES_MAX,
     ClientGreeting,
+    ClientLimits,
     ClientListener,
     FrameBuffer,
     UnreadAnswers,
@@ -35,7 +36,9 @@ class House:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop, self.highest = loop, 0
         self.guests: list[RawClient] = []
-        self.door = ClientListener(self.begin, time.monotonic, clients_max=100)
+        self.door = ClientListener(
+            self.begin, time.monotonic, ClientLimits(clients=100, unread_bytes=ALL, unread_bytes_each=ONE)
+        )
         self.thread = threading.Thread(target=loop.run_forever, daemon=True)
         self.thread.start()
         asyncio.run_coroutine_threadsafe(self.door.start("127.0.0.1"), loop).result(10.0)
@@ -100,9 +103,7 @@ class RawClient:
 
 
 @pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
-def house(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[House]:
-    monkeypatch.setattr(client_listener, "UNREAD_BYTES_MAX", ALL)
-    monkeypatch.setattr(client_listener, "PILE_BYTES_MAX", ONE)
+def house(request: pytest.FixtureRequest) -> Iterator[House]:
     made = House(request.param())
     yield made
     made.close()
@@ -149,13 +150,6 @@ def test_a_client_that_catches_up_does_not_count(house: House) -> None:
     assert house.door.unread.cut == 0 and not house.door.unread._behind
 
 
-def test_with_the_bound_taken_away_they_do_not(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_listener, "UNREAD_BYTES_MAX", 1 << 40)
-    monkeypatch.setattr(client_listener, "PILE_BYTES_MAX", 2 * ONE)  # they fall behind at different speeds
-    neglected(house)
-    assert house.highest > 2 * ALL, "up to 24 MiB, each client having less than it may"
-
-
 def test_what_clients_have_read_meanwhile_does_not_count() -> None:
     class Behind:
         def __init__(self) -> None:
@@ -173,7 +167,7 @@ def test_what_clients_have_read_meanwhile_does_not_count() -> None:
             client.size = 7 << 20
             answers.grown(client)
             client.size = 1 << 20
-    assert answers.cut == 0 and answers.bytes <= client_listener.UNREAD_BYTES_MAX
+    assert answers.cut == 0 and answers.bytes <= UNREAD_BYTES_MAX
     for client in clients:
         client.size = 7 << 20
         answers.grown(client)

@@ -7,13 +7,11 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 
 from escrowmq.actors.consumer import fetcher, membership_thread
 from escrowmq.actors.consumer.consumer import Consumer
-from escrowmq.actors.consumer.membership_thread import MembershipThread
 from escrowmq.replication.errors import UnknownTopic
 from escrowmq.replication.model import ConsumerRecord
 from tests.support.brokers import Brokers
@@ -103,16 +101,3 @@ def test_a_topic_that_another_member_reads_is_not_gone(
     for _ in range(4):
         assert [member.poll(timeout_s=0.25) for member in members] == [[], []]
     assert 1 <= [method for _, _, method in brokers.asked].count("topics") <= 8
-
-
-def test_planted_a_member_that_does_not_look_for_its_topics_is_found(
-    brokers: Brokers, topic: str, unique: Name, consumer_of: ConsumerOf, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def blind(self: Any, now: float) -> None: ...
-
-    monkeypatch.setattr(MembershipThread, "_look_for_topics", blind)
-    consumer = consumer_of(brokers, group=unique("g"), topics=[topic])
-    settle([consumer], lambda: len(consumer.assignment()) == 1)
-    brokers.delete(topic)
-    with pytest.raises(AssertionError):
-        settle([consumer], lambda: False, 2.0)

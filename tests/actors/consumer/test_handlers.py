@@ -7,7 +7,6 @@ import threading
 
 import pytest
 
-from escrowmq.actors.consumer.rebalance import Rebalance
 from escrowmq.replication.errors import Closed, ConfigError, EscrowMQError, StaleMember
 from tests.support.polling import numbered, read, settle, values
 
@@ -50,25 +49,6 @@ def test_on_revoke_commits_before_the_next_reader_begins(brokers, topic, unique,
     assert told.calls == [("on_assign", [0, 1]), ("on_revoke", [1])]
     assert told.threads == {threading.get_ident()}
     assert again == []
-
-
-def test_planted_a_handler_that_is_called_too_late_is_found(monkeypatch, brokers, topic, unique, consumer_of):
-    telling = Rebalance._leaving
-
-    def late(self, gone):
-        """Gives up first."""
-        offer = self._membership.offer
-        if offer is None or not gone - self._told:
-            return telling(self, gone)
-        call = telling(self, gone)
-        self._membership.take_over()
-        self._apply(offer.partitions, frozenset(self._positions.assigned()) - gone)
-        return call
-
-    monkeypatch.setattr(Rebalance, "_leaving", late)
-    with pytest.raises((AssertionError, AttributeError)):
-        _, again = hand_over(brokers, topic, unique, consumer_of)
-        assert again == []
 
 
 def test_on_assign_may_seek_before_the_first_record(brokers, topic, unique, consumer_of):

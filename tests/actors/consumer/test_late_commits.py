@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
-from escrowmq.actors.consumer.committer import Committer
 from escrowmq.actors.consumer.consumer import Consumer
 from escrowmq.replication.host import requests
-from tests.support.brokers import Brokers
+from tests.support.brokers import Brokers, taking
 from tests.support.polling import numbered, read
 from tests.support.waiting import wait_until
 
@@ -21,93 +19,76 @@ ConsumerOf = Callable[..., Consumer]
 
 
 class Delayed:
-    """A layer between clients and brokers. ``commit_offsets`` calls that it catches seem lost to their
-    callers, and arrive when they are let go."""
+    """``commit_offsets`` calls that it catches seem lost to the callers, and arrive when let go."""
 
-    def __init__(self, brokers: Brokers, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._call = brokers.call
-        self.catching = 0
-        self.caught: list[tuple[int, int, tuple[Any, ...]]] = []
-        monkeypatch.setattr(brokers, "call", self.call)
+    def __init__(self, brokers: Brokers) -> None:
+        self._brokers, self.catching = brokers, 0
+        self.caught: list[tuple[int, int, str, tuple[Any, ...]]] = []
 
-    def call(self, gid: int, rid: int, method: str, args: tuple[Any, ...], done: Any) -> None:
-        if method == "commit_offsets" and self.catching:
-            self.catching -= 1
-            self.caught.append((gid, rid, args))
-            done(None, ConnectionError("the connection was lost"))
-        else:
-            self._call(gid, rid, method, args, done)
+    def takes(self, gid: int, rid: int, method: str, args: tuple[Any, ...], done: Any) -> bool:
+        if method != "commit_offsets" or not self.catching:
+            return False
+        self.catching -= 1
+        self.caught.append((gid, rid, method, args))
+        done(None, ConnectionError("the connection was lost"))
+        return True
 
     def let_go(self) -> None:
         """Delivers the calls; their answers are no longer waited for."""
         while self.caught:
-            gid, rid, args = self.caught.pop()
             done = threading.Event()
-            self._call(gid, rid, "commit_offsets", args, lambda answer, error, done=done: done.set())
+            self._brokers.carry(*self.caught.pop(), lambda answer, error, done=done: done.set())
             assert done.wait(10.0)
 
 
-def late_copy(
-    brokers: Brokers, topic: str, name: str, consumer_of: ConsumerOf, monkeypatch: pytest.MonkeyPatch
-) -> int:
-    """The offset after a commit of 3 was repeated, 6 was committed, and the first copy of 3 came at last."""
-    brokers.produce(topic, 0, numbered(0, 10))
-    delayed = Delayed(brokers, monkeypatch)
-    consumer = consumer_of(brokers, group=name, topics=[topic])
-    read(consumer, 3)
-    delayed.catching = 1
-    consumer.commit()
-    assert consumer.committed(topic, 0) == 3 and len(delayed.caught) == 1
-    read(consumer, 3)
-    consumer.commit()
-    assert consumer.committed(topic, 0) == 6
-    delayed.let_go()
-    committed = consumer.committed(topic, 0)
-    assert committed is not None
-    assert [record.offset for record in read(consumer, 4)] == [6, 7, 8, 9], "and nothing is read twice"
-    consumer.commit()
-    assert consumer.committed(topic, 0) == 10
-    return committed
-
-
 def test_a_copy_of_a_repeated_commit_that_comes_late_does_nothing(
-    brokers: Brokers, topic: str, unique: Any, consumer_of: ConsumerOf, monkeypatch: pytest.MonkeyPatch
+    brokers: Brokers, topic: str, unique: Any, consumer_of: ConsumerOf
 ) -> None:
-    """Formerly it was carried out: a consumer that then started from the group's offset read everything
-    again."""
-    assert late_copy(brokers, topic, unique("g"), consumer_of, monkeypatch) == 6
-
-
-def test_planted_a_member_that_does_not_join_again_after_a_repeated_commit_is_found(
-    brokers: Brokers, topic: str, unique: Any, consumer_of: ConsumerOf, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        Committer, "_copies_of_join", property(lambda self: None, lambda self, joins: None), raising=False
-    )
-    assert late_copy(brokers, topic, unique("g"), consumer_of, monkeypatch) == 3
+    """A commit of 3 is repeated, 6 is committed, and the first copy of 3 comes at last. Formerly it was
+    carried out: a consumer that then started from the group's offset read everything again."""
+    brokers.produce(topic, 0, numbered(0, 10))
+    delayed = Delayed(brokers)
+    with taking(brokers, delayed.takes):
+        consumer = consumer_of(brokers, group=unique("g"), topics=[topic])
+        read(consumer, 3)
+        delayed.catching = 1
+        consumer.commit()
+        assert consumer.committed(topic, 0) == 3 and len(delayed.caught) == 1
+        read(consumer, 3)
+        consumer.commit()
+        assert consumer.committed(topic, 0) == 6
+        delayed.let_go()
+        assert consumer.committed(topic, 0) == 6
+        assert [record.offset for record in read(consumer, 4)] == [6, 7, 8, 9], "and nothing is read twice"
+        consumer.commit()
+        assert consumer.committed(topic, 0) == 10
 
 
 def test_commits_of_one_consumer_are_made_one_after_the_other(
-    brokers: Brokers, topic: str, unique: Any, consumer_of: ConsumerOf, monkeypatch: pytest.MonkeyPatch
+    brokers: Brokers, topic: str, unique: Any, consumer_of: ConsumerOf
 ) -> None:
     """Two threads of an application commit: the one that chose its offsets first comes second."""
     brokers.produce(topic, 0, numbered(0, 10))
     consumer = consumer_of(brokers, group=unique("g"), topics=[topic])
     read(consumer, 6)
-    assert consumer.core.committer is not None
-    send, under_way, most = consumer.core.committer._send, 0, 0
+    under_way = most = 0
 
-    def slowly(*args: Any) -> str | None:
+    def slowly(gid: int, rid: int, method: str, args: tuple[Any, ...], done: Any) -> bool:
         nonlocal under_way, most
+
+        def arrives(answer: Any, error: BaseException | None) -> None:
+            nonlocal under_way
+            under_way -= 1
+            done(answer, error)
+
+        if method != "commit_offsets":
+            return False
         under_way += 1
         most = max(most, under_way)
-        time.sleep(0.1)
-        refusal = send(*args)
-        under_way -= 1
-        return refusal
+        threading.Timer(0.1, brokers.carry, (gid, rid, method, args, arrives)).start()
+        return True
 
-    monkeypatch.setattr(consumer.core.committer, "_send", slowly)
-    with ThreadPoolExecutor(4) as pool:
+    with taking(brokers, slowly), ThreadPoolExecutor(4) as pool:
         for future in [pool.submit(consumer.commit, {(topic, 0): offset}) for offset in (3, 4, 5, 6)]:
             future.result(20.0)
     assert most == 1

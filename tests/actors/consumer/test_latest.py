@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from escrowmq.actors.broker.group_service import CommitsUnderWay, GroupService
+from escrowmq.actors.broker.group_service import GroupService
 from escrowmq.actors.client.consumer_groups import FIRST_OFFSETS, coordinator_group
 from escrowmq.actors.consumer.config import ConsumerConfig
 from escrowmq.actors.consumer.consumer import Consumer
 from escrowmq.actors.consumer.offsets import OffsetReader
 from escrowmq.replication.calling.answers import Leadership
 from escrowmq.replication.errors import Unavailable
-from tests.support.brokers import Brokers, ClientCalls
+from tests.support.brokers import Brokers, ClientCalls, taking
 from tests.support.polling import numbered, read, settle, values
 
 PARTITIONS = 2
@@ -83,19 +83,10 @@ def test_without_a_group_the_offset_is_taken_when_partitions_are_assigned(
     assert sorted(values(read(consumer, 2))) == [b"new", b"other"]
 
 
-def test_no_offset_no_consumer_while_a_leader_is_away(
-    brokers: Brokers, topic: str, group: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_offset_no_consumer_while_a_leader_is_away(brokers: Brokers, topic: str, group: str) -> None:
     """Without an offset it would be undefined which messages are delivered."""
-    call = brokers.call
-
-    def deaf(gid: int, rid: int, method: str, args: tuple[Any, ...], done: Any) -> None:
-        if method != "offsets":
-            call(gid, rid, method, args, done)
-
-    monkeypatch.setattr(brokers, "call", deaf)
     config = ConsumerConfig(call_timeout_s=0.5)
-    with pytest.raises(Unavailable):
+    with taking(brokers, lambda *call: call[2] == "offsets"), pytest.raises(Unavailable):
         Consumer(brokers.info, group=group, topics=[topic], config=config, calls=ClientCalls(brokers))
 
 
@@ -131,16 +122,6 @@ def test_of_two_that_begin_a_group_the_first_one_to_commit_decides_the_offset(
     brokers: Brokers, topic: str, group: str, consumer_of: ConsumerOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert race(brokers, topic, group, consumer_of, monkeypatch) == 1
-
-
-def test_planted_a_first_offset_that_replaces_one_is_found(
-    brokers: Brokers, topic: str, group: str, consumer_of: ConsumerOf, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def careless(self: GroupService, group: str, offsets: Any, ids: Any) -> Any:
-        return self._log(group, offsets, lambda queue: queue())
-
-    monkeypatch.setattr(GroupService, "_commit_first", careless)
-    assert race(brokers, topic, group, consumer_of, monkeypatch) == 2
 
 
 class Log:
@@ -226,8 +207,8 @@ def test_outcomes_that_are_not_known_do_not_add_up_while_the_log_goes_on() -> No
         log.end = number if number % 3 else None  # None: requests wait to be written
         log.applied_index = number
         log.service.commit(f"group-{number}", "", 0, {"t": {0: 3}})
-        assert len(log.service._under_way.unknown) <= 3
-        assert len(log.service._under_way._queued) <= 3
+        assert len(log.service.under_way.unknown) <= 3
+        assert len(log.service.under_way.queued) <= 3
 
 
 def test_but_those_that_may_still_be_written_are_all_kept() -> None:
@@ -236,18 +217,10 @@ def test_but_those_that_may_still_be_written_are_all_kept() -> None:
     log.end, log.applied_index = 7, 6
     for number in range(50):
         log.service.commit(f"group-{number}", "", 0, {"t": {0: 3}})
-    assert len(log.service._under_way.unknown) == 50
+    assert len(log.service.under_way.unknown) == 50
     log.applied_index = 7
     log.service.commit("group-50", "", 0, {"t": {0: 3}})
-    assert not log.service._under_way.unknown and not log.service._under_way._queued
-
-
-def test_planted_an_outcome_that_stays_unknown_holds_up_the_deletion_for_ever(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(CommitsUnderWay, "look", lambda *args: None)
-    with pytest.raises(AssertionError):
-        test_or_until_it_is_applied_so_that_a_leader_that_stays_deletes_the_group()
+    assert not log.service.under_way.unknown and not log.service.under_way.queued
 
 
 def test_what_ends_late_takes_nothing_of_the_next_term_away() -> None:
@@ -262,12 +235,6 @@ def test_what_ends_late_takes_nothing_of_the_next_term_away() -> None:
     log.during = next_term
     log.service.commit("g", "", 0, {"t": {0: 3}})
     assert log.first() == ("overloaded", 0.02), "the second one may be on its way"
-
-
-def test_planted_a_service_that_forgets_what_is_under_way_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(CommitsUnderWay, "add", lambda self, group, partitions: None)
-    with pytest.raises(AssertionError):
-        test_first_offsets_wait_for_commits_that_are_under_way()
 
 
 def test_a_group_that_took_its_first_offsets_is_not_one_of_an_earlier_leader() -> None:

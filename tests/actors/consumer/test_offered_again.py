@@ -68,13 +68,3 @@ def test_it_does_not_put_the_groups_offset_back(
     assert [record.offset for record in read(sleeper, 4)] == [6, 7, 8, 9]
     sleeper.commit()
     assert sleeper.committed(topic, 0) == 10
-
-
-def test_planted_without_both_it_does(
-    brokers: Brokers, topic: str, unique: Any, consumer_of: ConsumerOf, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sleeper = returns(brokers, topic, unique("g"), consumer_of)
-    monkeypatch.setattr(Committer, "_check_held", lambda *args: None)
-    monkeypatch.setattr(GroupCoordinator, "_offered", lambda *args: frozenset())
-    sleeper.commit()
-    assert sleeper.committed(topic, 0) == 3

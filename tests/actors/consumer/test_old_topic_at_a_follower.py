@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from escrowmq.actors.consumer.consumer import Consumer
-from escrowmq.actors.consumer.fetcher import Fetches
 from escrowmq.replication.errors import Unavailable
 from escrowmq.replication.format import ops
 from escrowmq.replication.model import NO_ID
@@ -119,12 +118,3 @@ def test_a_leader_that_has_an_earlier_topic_answers_no_look_up(
     assert offsets.bounds([(topic, 0)], 5.0, {topic: known}) == {(topic, 0): (0, 0)}
     with pytest.raises(Unavailable, match="has an earlier topic"):
         offsets.bounds([(topic, 0)], 5.0, {topic: known + 1})
-
-
-def test_planted_a_fetch_by_the_name_alone_reads_the_old_topic(
-    brokers: Brokers, unique: Any, consumer_of: ConsumerOf, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Fetches, "_named", staticmethod(lambda state: ()))
-    with pytest.raises(AssertionError):
-        seen = read_by_a_new_group(brokers, unique("again"), unique("g"), consumer_of)
-        assert sorted(seen) == sorted(numbered(100, 107) * PARTITIONS)

@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 
-from escrowmq.actors.broker.coordinator import GroupCoordinator
-from escrowmq.actors.consumer.committer import Committer
 from escrowmq.actors.consumer.consumer import Consumer
 from escrowmq.replication.errors import StaleMember
 from tests.support.brokers import Brokers
@@ -72,13 +70,3 @@ def test_a_member_goes_on_at_the_start_of_the_new_topic(
     settle([], done)
     consumer.commit()
     assert consumer.committed(topic, 0) == 7
-
-
-def test_planted_a_coordinator_that_goes_by_names_commits_the_old_offset(
-    brokers: Brokers, topic: str, unique: Any, consumer_of: ConsumerOf, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(GroupCoordinator, "_renewed", lambda *args: frozenset())
-    # A fetch from the new topic that comes first tells its end, and then the offset is refused as beyond it.
-    monkeypatch.setattr(Committer, "_check_ends", lambda *args: None)
-    consumer = commit_behind(brokers, topic, unique("g"), consumer_of)
-    assert consumer.committed(topic, 0) == 5

@@ -18,7 +18,7 @@ def test_a_record_that_is_nacked_again_and_again_for_years_takes_the_place_of_on
     waiting = Redelivery()
     for number in range(5_000):
         waiting.add(record(7), YEAR_S + number)
-    assert len(waiting) == 1 and len(waiting._due) <= STALE_MAX + 2
+    assert len(waiting) == 1 and len(waiting.due) <= STALE_MAX + 2
     assert waiting.take(YEAR_S + 4_998, 10) == [] and waiting.take(YEAR_S + 4_999, 10) == [record(7)]
 
 
@@ -28,7 +28,7 @@ def test_seeking_away_leaves_nothing_behind_while_another_record_waits() -> None
     for number in range(5_000):
         waiting.add(record(number), YEAR_S)
         waiting.drop(("t", 0))
-    assert len(waiting) == 1 and len(waiting._due) <= STALE_MAX + 4
+    assert len(waiting) == 1 and len(waiting.due) <= STALE_MAX + 4
 
 
 def test_a_handler_that_succeeds_after_all_leaves_nothing_behind() -> None:
@@ -36,7 +36,7 @@ def test_a_handler_that_succeeds_after_all_leaves_nothing_behind() -> None:
     for number in range(500):
         waiting.add(record(number), YEAR_S)
         assert waiting.discard(record(number))
-    assert not waiting._due and waiting.next_due() is None
+    assert not waiting.due and waiting.next_due() is None
 
 
 def test_drawn_steps_return_what_a_plain_list_of_records_would() -> None:
@@ -64,8 +64,8 @@ def test_drawn_steps_return_what_a_plain_list_of_records_would() -> None:
                 }, seed
                 for of in taken:
                     del model[of]
-            assert len(waiting) == len(model) and len(waiting._due) <= 2 * NACKED_MAX
-            assert len(waiting._due) <= 2 * 18 + STALE_MAX + 18
+            assert len(waiting) == len(model) and len(waiting.due) <= 2 * NACKED_MAX
+            assert len(waiting.due) <= 2 * 18 + STALE_MAX + 18
             for number in range(3):
                 offsets = [of[1] for of in model if of[0] == number]
                 assert waiting.floor(("t", number)) == (min(offsets) if offsets else None)

@@ -21,16 +21,16 @@ from tests.support.relay_clusters import ClusterWorld
 from tests.support.relays import Killed, drawn
 
 
-def world_at(path: Path, shards: int = 1) -> ClusterWorld:
+def world_at(path: Path, shards: int = 1, **limits: int) -> ClusterWorld:
     engine = sa.create_engine(f"sqlite:///{path}")
-    outbox = Outbox(engine, shards=shards)
+    outbox = Outbox(engine, shards=shards, **limits)
     outbox.create_table()
     return ClusterWorld(outbox, engine.connect, lambda db: db.commit())
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[ClusterWorld]:
-    found = world_at(tmp_path / "shop.db")
+def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ClusterWorld]:
+    found = world_at(tmp_path / "shop.db", **getattr(request, "param", {}))
     yield found
     found.broker.close()
 
@@ -184,8 +184,9 @@ def test_a_new_row_with_number_and_content_of_one_that_was_sent_is_not_taken_for
     assert values(world) == [b"0"] + [b"refresh"] * 2 * rows
 
 
-def test_what_can_never_be_sent_is_dead_at_once(world: ClusterWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(world.outbox, "_message_bytes_max", 100 << 20)  # ``send`` refuses it
+@pytest.mark.parametrize("world", [{"message_bytes_max": 100 << 20}], indirect=True)
+def test_what_can_never_be_sent_is_dead_at_once(world: ClusterWorld) -> None:
+    """``send`` takes what the relay cannot send."""
     world.send(Message("nowhere", b"1"), Message("t", b"2"))
     world.send(Message("t", b"x" * 2_000_000))
     world.send(Message("t", b"3"))
@@ -196,11 +197,9 @@ def test_what_can_never_be_sent_is_dead_at_once(world: ClusterWorld, monkeypatch
     assert len(errors) == 3 and "nowhere" in errors[0] and "2000" in errors[2]
 
 
-def test_messages_that_are_too_large_together_are_dead_at_once(
-    world: ClusterWorld, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("world", [{"transaction_bytes_max": 100 << 20}], indirect=True)
+def test_messages_that_are_too_large_together_are_dead_at_once(world: ClusterWorld) -> None:
     """Rows that a service with another limit has inserted."""
-    monkeypatch.setattr(world.outbox, "_transaction_bytes_max", 100 << 20)
     world.send(*[Message("t", bytes(1_000_000))] * 17)
     world.send(Message("t", b"1"))
     relay = world.relay()

@@ -122,7 +122,7 @@ def test_a_cancelled_local_transaction_is_left_to_the_check(
             await task
 
     run(main())
-    assert len(open_transactions(brokers, topic)) == 1 and not producer._core.running
+    assert len(open_transactions(brokers, topic)) == 1 and not producer.core.running
 
 
 def test_a_thousand_at_once_share_a_few_calls(brokers: Brokers, topic: str, producer_of: ProducerOf) -> None:
@@ -176,7 +176,7 @@ def test_a_cancelled_callback_of_a_batch_leaves_it_to_the_check(
         assert running[0].cancelled()
 
     run(main())
-    assert len(open_transactions(brokers, topic)) == 3 and not producer._core.running
+    assert len(open_transactions(brokers, topic)) == 3 and not producer.core.running
 
 
 def test_bad_input_is_refused_alike(

@@ -139,7 +139,7 @@ def test_what_says_nothing_leaves_all_of_them_to_the_check(
     with pytest.raises((InvalidMessage, OutcomeUnknown)):
         producer.send_transactions([Message(topic, b"a")] * 3, local)
     assert len(open_transactions(brokers, topic)) == 3
-    assert not producer._core.running
+    assert not producer.core.running
 
 
 def test_an_iterable_that_breaks_off_rolls_back_what_was_prepared(
@@ -196,15 +196,15 @@ def test_a_block_that_finds_no_slot_to_be_sent_gives_its_room_back(
     """Formerly it was never given back: after enough such blocks the producer was full, and sent nothing
     more."""
     producer = producer_of(brokers, bulk_calls_in_flight=1)
-    core = producer._core
+    core = producer.core
     kept: list[object] = []
     monkeypatch.setattr(core, "enqueue", lambda gid, block: kept.append(block))
     monkeypatch.setattr(bulk.BulkRun, "_guard_s", lambda run: 0.05)
     with pytest.raises(OutcomeUnknown):
         producer.send_transactions([Message(topic, b"x" * 300_000, b"%d" % i) for i in range(8)])
     (block,) = kept
-    assert core._buffered == block.size, "what is under way, and nothing else"  # type: ignore[attr-defined]
-    core.release(core._buffered)
+    assert core.buffered == block.size, "what is under way, and nothing else"  # type: ignore[attr-defined]
+    core.release(core.buffered)
 
 
 def test_a_caller_that_is_interrupted_while_it_waits_gives_its_room_back(
@@ -218,8 +218,8 @@ def test_a_caller_that_is_interrupted_while_it_waits_gives_its_room_back(
     monkeypatch.setattr(bulk.BulkRun, "_guard_s", interrupt)
     with pytest.raises(KeyboardInterrupt):
         producer.send_transactions([Message(topic, b"a")])
-    assert producer._core._buffered == 0
-    assert not producer._core.running
+    assert producer.core.buffered == 0
+    assert not producer.core.running
 
 
 # ---------------------------------------------------------------- the limit of open transactions

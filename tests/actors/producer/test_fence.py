@@ -41,8 +41,14 @@ def connect(tmp_path: Path) -> Callable[..., sqlite3.Connection]:
 
 
 @pytest.fixture
-def fence(connect: Callable[..., sqlite3.Connection]) -> Fence:
-    made = Fence(connect, app="shop")
+def ways(connect: Callable[..., sqlite3.Connection]) -> list[Callable[[], sqlite3.Connection]]:
+    """The fence opens its connections by the last one."""
+    return [connect]
+
+
+@pytest.fixture
+def fence(ways: list[Callable[[], sqlite3.Connection]]) -> Fence:
+    made = Fence(lambda: ways[-1](), app="shop")
     made.create_table()
     return made
 
@@ -98,16 +104,15 @@ def test_a_local_transaction_that_committed_before_brings_its_messages(
 
 
 def test_a_commit_whose_answer_is_lost_is_left_to_the_check(
-    brokers: Brokers, topic: str, producer_of: ProducerOf, fence: Fence, connect: Any
+    brokers: Brokers, topic: str, producer_of: ProducerOf, fence: Fence, connect: Any, ways: Any
 ) -> None:
-    deaf = Fence(connect, app="shop")
-    deaf.create_table()  # so that it knows its database
-    deaf._database._connect = lambda: connect(AnswerLost)  # type: ignore[attr-defined]
+    ways.append(lambda: connect(AnswerLost))
     with (
         pytest.raises(OutcomeUnknown),
-        deaf.transaction(producer_of(brokers), Message(topic, b"a"), tx_id="unknown") as (_, db),
+        fence.transaction(producer_of(brokers), Message(topic, b"a"), tx_id="unknown") as (_, db),
     ):
         db.execute("insert into orders values ('a')")
+    ways.pop()
     assert len(open_transactions(brokers, topic)) == 1 and values(brokers, topic) == []
     assert fence.query_status("unknown", "") is COMMITTED and stored(connect) == ["a"]
 
@@ -134,41 +139,49 @@ def test_one_that_the_broker_has_as_committed_is_already_done(
 
 
 def test_a_failed_second_try_leaves_the_messages_to_the_check(
-    brokers: Brokers, topic: str, producer_of: ProducerOf, fence: Fence, connect: Any, tmp_path: Path
+    brokers: Brokers, topic: str, producer_of: ProducerOf, fence: Fence, ways: Any
 ) -> None:
     """The first one's process died after the database's commit; the second one cannot reach the database."""
     with fence.local(Tx("twice")) as db:
         db.execute("insert into orders values ('a')")
-    producer, opened = producer_of(brokers), fence._database._connect  # type: ignore[attr-defined]
 
     def away() -> None:
         raise sqlite3.OperationalError("the connection was lost")
 
-    fence._database._connect = away  # type: ignore[attr-defined]
-    with pytest.raises(OutcomeUnknown), fence.transaction(producer, Message(topic, b"a"), tx_id="twice"):
+    ways.append(away)
+    with (
+        pytest.raises(OutcomeUnknown),
+        fence.transaction(producer_of(brokers), Message(topic, b"a"), tx_id="twice"),
+    ):
         raise AssertionError("not reached")
-    fence._database._connect = opened  # type: ignore[attr-defined]
+    ways.pop()
     assert len(open_transactions(brokers, topic)) == 1 and fence.query_status("twice", "") is COMMITTED
 
 
 def test_a_second_try_on_a_standby_leaves_the_messages_to_the_check(
-    brokers: Brokers, topic: str, producer_of: ProducerOf, fence: Fence, connect: Any, tmp_path: Path
+    brokers: Brokers,
+    topic: str,
+    producer_of: ProducerOf,
+    fence: Fence,
+    connect: Any,
+    ways: Any,
+    tmp_path: Path,
 ) -> None:
     """A mistake in the set-up says nothing about the first try: a restarted process may meet it alone."""
     for tx_id in ("standby", "async-standby"):
         with fence.local(Tx(tx_id)) as db:
             db.execute(f"insert into orders values ('{tx_id}')")
-    producer, opened = producer_of(brokers), fence._database._connect  # type: ignore[attr-defined]
+    producer = producer_of(brokers)
 
     def standby() -> sqlite3.Connection:
         connection: sqlite3.Connection = connect()
         connection.execute("pragma query_only = 1")
         return connection
 
-    fence._database._connect = standby  # type: ignore[attr-defined]
+    ways.append(standby)
     with pytest.raises(OutcomeUnknown), fence.transaction(producer, Message(topic, b"a"), tx_id="standby"):
         raise AssertionError("not reached")
-    fence._database._connect = opened  # type: ignore[attr-defined]
+    ways.pop()
     assert len(open_transactions(brokers, topic)) == 1 and fence.query_status("standby", "") is COMMITTED
 
     async def main() -> None:

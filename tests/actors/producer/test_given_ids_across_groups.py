@@ -148,14 +148,6 @@ def test_who_is_refused_does_not_roll_back_what_another_instance_has_opened() ->
     assert first.settle(plan) == {} and world.outcomes("order-42") == ["COMMITTED"] * 2
 
 
-def test_that_rule_is_what_keeps_it_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(across_groups.StagedPrepare, "left_open", lambda staged, i: False)
-    world = SeveralGroups()
-    between_home_and_branch(world)
-    refused_second(world)
-    assert world.groups[0].outcome("order-42") == "ROLLBACK"
-
-
 def refused_at_home() -> tuple[SeveralGroups, Sent, list[TxPlan]]:
     """Home refuses one instance's PREPARE. Before anything else of it arrives, another instance prepares the
     transaction. What the first one sent, and the other one's plan."""
@@ -180,12 +172,6 @@ def test_whom_home_refuses_sends_no_roll_back() -> None:
     """Nothing of this attempt is open, so a rollback could only hit another one's."""
     _, sent, _ = refused_at_home()
     assert sent == [(0, "PrepareBlock")]
-
-
-def test_without_that_rule_another_instance_would_be_rolled_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(across_groups.StagedPrepare, "refused_by_home", lambda staged, i: False)
-    world, _, taken_up = refused_at_home()
-    assert taken_up and world.groups[0].outcome("order-42") == "ROLLBACK"
 
 
 class Repeating(Client):
@@ -236,14 +222,6 @@ def test_many_in_one_group_that_are_refused_when_repeated(perhaps_open: bool) ->
     assert errors == [OutcomeUnknown if perhaps_open else TooManyOpenTransactions, TooManyOpenTransactions]
     assert unit.exceptions[2].error is None
     assert [kind for _, kind in sent] == ["DecisionBlock"] * perhaps_open
-
-
-def test_without_that_rule_the_caller_is_told_that_nothing_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(across_groups, "may_be_open", lambda code: False)
-    world = SeveralGroups()
-    client = Repeating(world, instance="first")
-    assert client.prepare(client.plan("order-42", given=True)) == {0: (ResultCode.UNKNOWN_TOPIC, [TOPIC, 1])}
-    assert world.groups[0].outcome("order-42") == "PREPARE"
 
 
 def test_who_has_opened_it_does_not_roll_back_what_another_instance_has_taken_up() -> None:

@@ -21,7 +21,7 @@ def test_others_are_not_refused_with_it(brokers: Brokers, unique: Unique, produc
     for name in topics:
         brokers.topic(name)
     producer = producer_of(brokers, linger_ms=20.0, transaction_linger_ms=20.0)
-    producer._core.catalog.learn([internal])
+    producer.core.catalog.learn([internal])
 
     async def transaction(name: str) -> Any:
         async with producer.aio.transaction() as tx:

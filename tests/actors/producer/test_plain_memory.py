@@ -30,11 +30,11 @@ def producer_of(cluster: InMemoryCluster, **settings: Any) -> Producer:
 @contextmanager
 def held(cluster: InMemoryCluster) -> Iterator[None]:
     """Nothing but the caller runs: its messages stay in the inbox."""
-    cluster._stage.held.depth += 1
+    cluster.stage.held.depth += 1
     try:
         yield
     finally:
-        cluster._stage.held.depth -= 1
+        cluster.stage.held.depth -= 1
 
 
 def messages(keyed: bool) -> list[Message]:
@@ -88,7 +88,7 @@ def test_what_nobody_keeps_is_freed_and_what_somebody_keeps_stays(cluster: InMem
     parcels = {id(future._parcel): future._parcel for future in kept}  # type: ignore[attr-defined]
     alive = [found for found in _parcels() if not any(found is other for other in others)]
     assert len(alive) == len(parcels) <= 10
-    assert all(not parcel.rows and not parcel._asked for parcel in alive), "their messages are not kept"
+    assert all(not parcel.rows and not parcel.askers for parcel in alive), "their messages are not kept"
     assert all(isinstance(future.result(0), RecordMetadata) for future in kept)
     del parcels, alive, kept
     assert len(_parcels()) <= len(others)

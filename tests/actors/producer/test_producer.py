@@ -250,7 +250,7 @@ def test_what_could_not_be_sent_in_time_says_that_it_was_not(
     producer = producer_of(brokers, delivery_timeout_s=0.5)
     producer.send(Message(topic, b"warm")).result(5.0)
     before = len(values(brokers, topic, 4))
-    channel = producer._core.router.channels[0]
+    channel = producer.core.router.channels[0]
     channel.follower.leader = None
     everybody = {(0, rid) for rid in range(3)}
     brokers.silent |= everybody

@@ -15,7 +15,6 @@ from escrowmq import Message, OutcomeUnknown, TransactionState, TxStatusQuerier
 from escrowmq.actors.client.failures import Failure
 from escrowmq.actors.producer.producer import Producer
 from escrowmq.actors.producer.transactions import across_groups
-from escrowmq.actors.producer.transactions.transaction_base import TransactionBase
 from escrowmq.testing import InMemoryCluster
 from tests.support.several_groups import Client, SeveralGroups
 
@@ -286,15 +285,6 @@ def test_without_a_local_transaction_a_repetition_may_roll_back(shop: Shop, retu
         assert tx.repeated
         tx.rollback()
     assert shop.left() == []
-
-
-def test_without_the_rule_the_message_is_lost(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(TransactionBase, "_may_roll_back", lambda tx: True)
-    shop.dies_before_commit("42")
-    with pytest.raises(sqlite3.IntegrityError):
-        callback(shop.producer(), "42", lambda: shop.insert("42"))
-    assert shop.messages() == [] and shop.rows() == ["42"]
-    shop.database().execute("delete from orders").connection.commit()
 
 
 # ------------------------------------------------------------ several groups

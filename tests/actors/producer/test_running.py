@@ -18,7 +18,7 @@ from tests.support.producing import COMMITTED, UNKNOWN, ProducerOf
 
 
 def running(producer: Producer) -> RunningTransactions:
-    return producer._core.running
+    return producer.core.running
 
 
 @pytest.mark.parametrize("tx_id", [None, "given"])

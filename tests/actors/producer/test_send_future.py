@@ -67,7 +67,7 @@ def test_waiting_ends_in_time_and_can_be_tried_again() -> None:
     for _ in range(3):
         with pytest.raises(TimeoutError):
             future.result(0.01)
-    assert not parcel._asked, "who gave up is forgotten"
+    assert not parcel.askers, "who gave up is forgotten"
     store(parcel, 7)
     assert future.result(0.01) == METADATA
 
@@ -104,7 +104,7 @@ def test_they_complete_in_the_order_in_which_they_end_and_are_those_that_were_gi
     parcel, futures = parcel_of(b"1", b"2", b"3")
 
     def end() -> None:
-        wait_until(lambda: parcel._asked, what="somebody to wait")  # those that ended before have no order
+        wait_until(lambda: parcel.askers, what="somebody to wait")  # those that ended before have no order
         for number in (2, 0, 1):
             store(parcel, number, number, number + 1)
             time.sleep(0.02)
@@ -227,7 +227,7 @@ def test_messages_may_end_in_pieces_and_in_any_order(data: st.DataObject) -> Non
                 assert futures[number].result(0).offset == 100 * start + number - start
         assert [future.done() for future in futures] == [number in over for number in range(30)]
         assert sorted(told) == sorted(asked & over)
-    assert not parcel._asked
+    assert not parcel.askers
 
 
 # ---------------------------------------------------------------- memory

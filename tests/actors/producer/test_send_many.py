@@ -257,12 +257,12 @@ def test_rows_fail_batch_by_batch_and_the_result_says_which() -> None:
 def test_they_keep_the_order_among_single_sends(cluster: InMemoryCluster) -> None:
     producer = producer_of_memory(cluster)
     producer.send(Message("t", b"warm", partition=1)).result(1.0)
-    cluster._stage.held.depth += 1
+    cluster.stage.held.depth += 1
     for number in range(0, 30, 3):
         producer.send(Message("t", b"%d" % number, partition=2))
         producer.send_many("t", [b"%d" % (number + 1)], partition=2)
         producer.send_table("t", pa.table({"value": [b"%d" % (number + 2)]}), partition=2)
-    cluster._stage.held.depth -= 1
+    cluster.stage.held.depth -= 1
     assert producer.flush(5.0)
     assert [value for value in values_of(cluster) if value != b"warm"] == [b"%d" % n for n in range(30)]
 
@@ -302,7 +302,7 @@ def test_who_gives_up_sends_no_further_rows(cluster: InMemoryCluster) -> None:
         asked = iter((False, True))
         values = [b"%040d" % number for number in range(200)]
         sent = sent_many.send_many(
-            producer._core, "t", values, None, None, 0, given_up=lambda: next(asked, True)
+            producer.core, "t", values, None, None, 0, given_up=lambda: next(asked, True)
         )
         assert 0 < len(sent) < len(values)
         assert sent.wait(10.0)
@@ -316,9 +316,9 @@ def test_no_object_per_row_that_the_collector_knows(cluster: InMemoryCluster) ->
     table = pa.table({"value": values, "key": keys})
     gc.collect()
     before = len(gc.get_objects())
-    cluster._stage.held.depth += 1
+    cluster.stage.held.depth += 1
     kept = [producer.send_many("t", values, keys), producer.send_table("t", table, key="key")]
-    cluster._stage.held.depth -= 1
+    cluster.stage.held.depth -= 1
     assert len(gc.get_objects()) - before < 300
     assert producer.flush(10.0) and all(sent.done() for sent in kept)
 
@@ -336,12 +336,12 @@ def test_a_table_larger_than_the_buffer_is_fed_as_room_comes(
         transaction_bytes_max=9_000,
         request_bytes=8_000,
     )
-    most, core = [0], producer._core
+    most, core = [0], producer.core
     hand_over = core.hand_over
 
     def watched(*args: Any) -> Any:
         parcels = hand_over(*args)
-        most[0] = max(most[0], core._buffered)
+        most[0] = max(most[0], core.buffered)
         return parcels
 
     monkeypatch.setattr(core, "hand_over", watched)

@@ -248,7 +248,7 @@ def test_what_is_no_decision_leaves_all_of_them_to_the_check(cluster: InMemoryCl
     with pytest.raises(InvalidDecision, match="the check decides"):
         producer.send_transactions_table("t", pa.table({"value": list("abc")}), lambda prepared: returned)
     assert len(cluster.admin.list_transactions(topic="t")) == 3 and values_of(cluster) == []
-    assert not producer._core.running
+    assert not producer.core.running
 
 
 def test_an_exception_rolls_all_of_them_back(cluster: InMemoryCluster) -> None:
@@ -256,7 +256,7 @@ def test_an_exception_rolls_all_of_them_back(cluster: InMemoryCluster) -> None:
     with pytest.raises(ZeroDivisionError):
         producer.send_transactions_table("t", table, lambda prepared: 1 / 0, tx_id="id")
     assert cluster.admin.list_transactions(topic="t") == [] and values_of(cluster) == []
-    assert not producer._core.running, "the ids may be used again"
+    assert not producer.core.running, "the ids may be used again"
 
 
 def test_a_callback_that_can_return_no_decision_is_refused_at_once(cluster: InMemoryCluster) -> None:
@@ -342,7 +342,7 @@ def test_a_wrong_table_is_refused_as_a_whole(
         producer.send_transactions_table("t", table, **options)
     with pytest.raises(escrowmq.UnknownTopic):
         producer.send_transactions_table("nowhere", pa.table({"value": ["a"]}))
-    assert values_of(cluster) == [] and not producer._core.running
+    assert values_of(cluster) == [] and not producer.core.running
     producer.close()
     with pytest.raises(Closed):
         producer.send_transactions_table("t", pa.table({"value": ["a"]}))
@@ -424,7 +424,7 @@ def test_a_large_row_and_small_ones(brokers: Brokers, producer_of: ProducerOf, u
     sent = [b"%d" % i + b"x" * (8_000 if i % 9 == 0 else 30) for i in range(200)]
     results = producer.send_transactions_table(topic, pa.table({"value": sent}))
     assert results.committed == 200 and sorted(values(brokers, topic, 2)) == sorted(sent)
-    assert producer._core._buffered == 0
+    assert producer.core.buffered == 0
 
 
 def test_rows_of_several_groups(tmp_path: Path, producer_of: ProducerOf) -> None:
@@ -446,7 +446,7 @@ def test_rows_of_several_groups(tmp_path: Path, producer_of: ProducerOf) -> None
 
 def test_a_block_holds_about_a_request(cluster: InMemoryCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     producer = producer_of_memory(cluster, request_bytes=3_000)
-    core, blocks = producer._core, list[PrepareBlock]()
+    core, blocks = producer.core, list[PrepareBlock]()
     enqueue = core.enqueue
 
     def watch(gid: int, block: Any) -> None:

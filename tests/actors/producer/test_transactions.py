@@ -78,7 +78,7 @@ def test_a_check_finds_a_transaction_running_until_it_is_decided(
     brokers: Brokers, topic: str, producer_of: ProducerOf
 ) -> None:
     producer = producer_of(brokers)
-    running = producer._core.running
+    running = producer.core.running
     with producer.transaction() as tx:
         tx.send(Message(topic, b"a"))
         tx.prepare()
@@ -97,9 +97,9 @@ def test_a_transaction_that_the_application_forgot_can_be_checked(
     tx = producer.transaction()
     tx.send(Message(topic, b"a"))
     tx.prepare()
-    assert tx.tx_id in producer._core.running and len(producer._core.running) == 1
+    assert tx.tx_id in producer.core.running and len(producer.core.running) == 1
     del tx
-    assert not producer._core.running and len(open_transactions(brokers, topic)) == 1
+    assert not producer.core.running and len(open_transactions(brokers, topic)) == 1
 
 
 def test_a_closed_producer_says_so(brokers: Brokers, topic: str, producer_of: ProducerOf) -> None:

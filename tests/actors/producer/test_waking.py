@@ -13,7 +13,6 @@ from escrowmq.actors.client.config import ChannelConfig
 from escrowmq.actors.client.linked_calls import SelectWakeup
 from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.actors.client.wakeup import Wakeup
-from escrowmq.actors.producer.batcher import GroupBatcher
 from escrowmq.actors.producer.config import ProducerConfig
 from escrowmq.actors.producer.core import ProducerCore
 from escrowmq.actors.producer.encoding.blocks import DecisionBlock
@@ -101,14 +100,6 @@ def test_many_callers_that_come_back_together_wake_it_once() -> None:
     in_rhythm(producer)
     assert producer.decide(MANY - 1) == 0 and not producer.requests
     assert producer.decide(1) == 1 and len(producer.requests) == 1
-
-
-def test_planted_each_caller_wakes_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As it was: 64 hand-overs for one request."""
-    monkeypatch.setattr(GroupBatcher, "missing", lambda self, nothing_under_way, now: 1)
-    producer = Producer()
-    in_rhythm(producer)
-    assert producer.decide(MANY) == MANY
 
 
 def test_a_lone_caller_wakes_it_and_is_sent_at_once() -> None:

@@ -17,7 +17,6 @@ import pytest
 from escrowmq import Message, ShareConsumer, ShareRecord
 from escrowmq.actors.share_consumer.config import ShareConsumerConfig
 from escrowmq.actors.share_consumer.session import AHEAD_S, Pace
-from escrowmq.cluster.testing import in_memory
 from escrowmq.testing import InMemoryCluster
 
 TOPIC, GROUP = "jobs", "workers"
@@ -27,14 +26,17 @@ WAITS_S = 1.0
 AHEAD = ShareConsumerConfig().prefetch_records
 
 
-class _ThreeGroups(InMemoryCluster):
-    _GROUPS = 3
+@pytest.fixture
+def ahead() -> int:
+    return AHEAD
 
 
-@pytest.fixture(params=[InMemoryCluster, _ThreeGroups], ids=["one-group", "three-groups"])
-def cluster(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemoryCluster]:
-    monkeypatch.setattr(in_memory, "PREFETCH_RECORDS", AHEAD)
-    with request.param() as made:
+@pytest.fixture(params=[1, 3], ids=["one-group", "three-groups"])
+def cluster(request: pytest.FixtureRequest, ahead: int) -> Iterator[InMemoryCluster]:
+    class ReadingAhead(InMemoryCluster):
+        _GROUPS, _PREFETCH_RECORDS = request.param, ahead
+
+    with ReadingAhead() as made:
         made.admin.create_topic(TOPIC, partitions=3)
         yield made
 
@@ -171,10 +173,7 @@ def _until(true: Callable[[], bool]) -> None:
 
 
 @pytest.mark.parametrize("ahead", [0, AHEAD])
-def test_threads_hold_what_they_are_at_and_others_get_the_rest(
-    cluster: InMemoryCluster, monkeypatch: pytest.MonkeyPatch, ahead: int
-) -> None:
-    monkeypatch.setattr(in_memory, "PREFETCH_RECORDS", ahead)
+def test_threads_hold_what_they_are_at_and_others_get_the_rest(cluster: InMemoryCluster, ahead: int) -> None:
     (queue, other), go, stop = workers(cluster, 2), threading.Event(), threading.Event()
     begun: list[ShareRecord] = []
 
@@ -198,10 +197,7 @@ def test_threads_hold_what_they_are_at_and_others_get_the_rest(
 
 
 @pytest.mark.parametrize("ahead", [0, AHEAD])
-def test_tasks_hold_what_they_are_at_and_others_get_the_rest(
-    cluster: InMemoryCluster, monkeypatch: pytest.MonkeyPatch, ahead: int
-) -> None:
-    monkeypatch.setattr(in_memory, "PREFETCH_RECORDS", ahead)
+def test_tasks_hold_what_they_are_at_and_others_get_the_rest(cluster: InMemoryCluster, ahead: int) -> None:
     queue, other = workers(cluster, 2)
     send(cluster, QUICK + 100)
 

@@ -21,7 +21,7 @@ from escrowmq import (
     UnknownTopic,
 )
 from escrowmq.actors.admin import dead_letters
-from escrowmq.actors.admin.dead_letters import APP, HOLD_S, Redirecting, _Redrive
+from escrowmq.actors.admin.dead_letters import APP, FETCH_BYTES, HOLD_S, Redirecting, _Redrive
 from escrowmq.replication.format.codec import encode_row
 from escrowmq.replication.format.share_ops import BY_TABLE, LETTER_RANGES_MAX, share_ack, share_reply
 from escrowmq.replication.model import ResultCode
@@ -66,11 +66,9 @@ def test_a_dead_letter_tells_all_about_its_message(cluster: InMemoryCluster, mai
     assert share is not None and (share.dead, share.retrying, share.lag) == (1, 0, 0)
 
 
-def test_the_list_is_in_order_and_can_be_narrowed(
-    cluster: InMemoryCluster, mail: Mail, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(dead_letters, "FETCH_BYTES", 1)  # one run at a time
-    mail.send(*[Message("orders", b"%d" % n) for n in range(20)])
+def test_the_list_is_in_order_and_can_be_narrowed(cluster: InMemoryCluster, mail: Mail) -> None:
+    large = bytes(FETCH_BYTES // 12)  # so that they are fetched in two portions
+    mail.send(*[Message("orders", large) for _ in range(20)])
     mail.fail(*range(10), reason="no such address")
     cluster.clock.advance(60)
     mail.fail(*range(10, 20), reason="timed out")

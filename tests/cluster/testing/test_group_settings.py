@@ -9,6 +9,7 @@ import pytest
 
 from escrowmq import ConfigError, GroupKindMismatch, Message, UnknownGroup
 from escrowmq.actors.client import share_groups
+from escrowmq.actors.client.results import submitting
 from escrowmq.replication.format.share_ops import share_ack, share_create
 from escrowmq.replication.model import ResultCode
 from escrowmq.testing import InMemoryCluster
@@ -22,7 +23,7 @@ def cluster() -> Iterator[InMemoryCluster]:
 
 
 def make_share_group(cluster: InMemoryCluster, group: str = "mail") -> None:
-    share_groups.set_group(cluster.admin._submit, 1, group, {"kind": "share"})
+    share_groups.set_group(submitting(cluster.admin.router, 10.0), 1, group, {"kind": "share"})
 
 
 def test_settings_not_named_stay_and_all_are_told(cluster: InMemoryCluster) -> None:
@@ -136,12 +137,12 @@ def test_a_share_group_is_described_by_what_is_not_final(cluster: InMemoryCluste
         for _ in range(10):
             producer.send(Message("orders", b"x")).result(0)
     make_share_group(cluster)
-    topic_id = cluster.admin._topic("orders").topic_id
+    topic_id = cluster.admin.describe_topic("orders").info.topic_id
     for request in (
         share_create("mail", "orders", 0, "earliest", topic_id),
         share_ack("mail", "orders", 0, [0, 2, 5, 6], topic_id),
     ):
-        assert cluster.admin._submit(0, request)[0] == ResultCode.OK
+        assert submitting(cluster.admin.router, 10.0)(0, request)[0] == ResultCode.OK
     share = cluster.admin.describe_group("mail").share
     assert share is not None
     (each,) = share.partitions

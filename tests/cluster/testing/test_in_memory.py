@@ -51,7 +51,7 @@ def test_nothing_is_left_of_a_cluster_that_was_closed() -> None:
             leave_open(producer, "1")
             cluster.clock.advance(10)
             assert readable(cluster) == [b"1"]
-            gone.append(weakref.ref(cluster._stage))
+            gone.append(weakref.ref(cluster.stage))
         del cluster, producer
     gc.collect()
     assert [ref() for ref in gone] == [None] * 3

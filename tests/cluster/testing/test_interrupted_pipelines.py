@@ -79,7 +79,7 @@ def test_a_task_that_is_cancelled(
                     await tx.send(*(Message("invoices", record.value) for record in records))
                     if at != "prepare":
                         await tx.prepare()
-                    cluster._network.down = True
+                    cluster.network.down = True
                     monkeypatch.setattr(LoopBridge, "waiter", deaf)
                     if inside:
                         with suppress(TimeoutError):
@@ -92,7 +92,7 @@ def test_a_task_that_is_cancelled(
         monkeypatch.undo()
         held.append(tx)  # as a log or a traceback may hold it
         cluster.clock.advance(60)
-        cluster._network.down = False
+        cluster.network.down = False
         cluster.clock.advance(120)  # nobody has decided: it is rolled back
 
     held: list[object] = []
@@ -100,7 +100,7 @@ def test_a_task_that_is_cancelled(
         assert transform(consumer, producer) == 4
         asyncio.run(cancelled(consumer, producer))
         rest(consumer, producer)
-        running = len(producer._core.running)
+        running = len(producer.core.running)
     assert invoices(cluster) == list(range(ORDERS))
     assert running == 0  # else its checks would be put off for as long as it is held
 
@@ -113,7 +113,7 @@ def test_a_block_whose_end_is_refused(cluster: InMemoryCluster) -> None:
             tx.send_offsets(consumer)
             for record in records:
                 tx.send(Message("invoices", record.value))
-            cluster._network.down = True
-        cluster._network.down = False
+            cluster.network.down = True
+        cluster.network.down = False
         rest(consumer, producer)
     assert invoices(cluster) == list(range(ORDERS))

@@ -41,7 +41,7 @@ def test_what_a_join_said_was_lost_is_not_claimed_by_the_next(cluster: InMemoryC
     send(cluster, b"0")
     assert drain(first) == [b"0"]
     first.commit()
-    calls = first.core._calls
+    calls = first.core.calls
     calls.call = lambda *args: None  # cut off
     cluster.clock.advance(40)
     second = member(cluster)
@@ -68,7 +68,7 @@ def test_a_member_whose_first_join_was_not_answered_does_not_go_on_where_another
     send(cluster, b"0")
     assert drain(first) == [b"0"]
     first.commit()
-    calls, joins, lost = first.core._calls, list[str](), {"group_heartbeat", "group_join"}
+    calls, joins, lost = first.core.calls, list[str](), {"group_heartbeat", "group_join"}
     call = calls.call
 
     def without(gid: int, rid: int, method: str, args: tuple[Any, ...], done: Any) -> None:
@@ -141,8 +141,8 @@ def test_long_after_a_fail_over_nothing_waits_for_members(cluster: InMemoryClust
 
 def fail_over(cluster: InMemoryCluster) -> GroupService:
     """The broker leads in a new term, with an empty memory of members."""
-    network: Any = cluster._network
-    parts = network._brokers[0]._parts
+    network: Any = cluster.network
+    parts = network.brokers[0].parts
     parts.running.node.term = 2
     groups: GroupService = parts.groups
     return groups
@@ -161,7 +161,7 @@ def test_an_outage_does_not_repeat_the_warning_of_a_missing_poll(
     consumer = member(cluster)
     send(cluster, b"0")
     assert drain(consumer) == [b"0"]
-    calls = consumer.core._calls
+    calls = consumer.core.calls
     calls.call = lambda *args: None  # cut off
     cluster.clock.advance(400)
     assert said() == 1
@@ -212,7 +212,7 @@ def test_a_pause_lasts_while_the_partition_stays(cluster: InMemoryCluster, poll:
         other.poll(timeout_s=1)
         assert poll(cluster, consumer) == []
         (kept,) = consumer.assignment()
-        calls = consumer.core._calls
+        calls = consumer.core.calls
         calls.call = lambda *args: None  # cut off
         cluster.clock.advance(6)
         del calls.call
@@ -235,7 +235,7 @@ def test_a_partition_that_was_lost_comes_back_without_its_pause(
     send(cluster, b"0")
     assert poll(cluster, consumer) == []
     if how == "session":
-        calls = consumer.core._calls
+        calls = consumer.core.calls
         calls.call = lambda *args: None  # cut off
         cluster.clock.advance(40)
         with member(cluster) as other:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from escrowmq import Message
+from escrowmq.actors.client.results import submitting
 from escrowmq.replication.format import ops, share_ops
 from escrowmq.replication.format.share_ops import BY_TABLE, REJECT
 from escrowmq.replication.host import tracing
@@ -35,12 +36,12 @@ class World:
                 producer.send(Message("orders", b"v%d" % n)).result(0)
 
     def submit(self, frame: bytes) -> None:
-        code, _ = self.admin._submit(0, frame)
+        code, _ = submitting(self.admin.router, 10.0)(0, frame)
         assert code == 0
 
     def id_of(self, topic: str) -> int:
-        broker: Any = self.cluster._network._brokers[0]
-        topic_id: int = broker._parts.running.replica.state.topics.topics[topic].info.topic_id
+        broker: Any = self.cluster.network.brokers[0]
+        topic_id: int = broker.parts.running.replica.state.topics.topics[topic].info.topic_id
         return topic_id
 
     def ack(self, *ranges: int, topic: str = "orders") -> None:
@@ -73,8 +74,8 @@ class World:
 
 def desk(world: World) -> Any:
     """Of the leader of the only broker group."""
-    broker: Any = world.cluster._network._brokers[0]
-    return broker._parts.running.replica.lease_dispatcher
+    broker: Any = world.cluster.network.brokers[0]
+    return broker.parts.running.replica.lease_dispatcher
 
 
 @pytest.fixture
@@ -185,8 +186,8 @@ def test_of_a_letter_that_left_the_audit_trail_only_that_it_is_settled_is_told(w
     world.admin.redrive("mail", ["0-0"], to="lost")
     world.submit(share_ops.share_ack("mail", DEAD, 0, [1, 1], world.id_of(DEAD), "REDRIVEN operator:old"))
     assert world.told(1) == ("share", "redriven", 1, "no answer"), "where to, nothing tells"
-    broker: Any = world.cluster._network._brokers[0]
-    broker._parts.running.replica.state.transactions.audit.clear()
+    broker: Any = world.cluster.network.brokers[0]
+    broker.parts.running.replica.state.transactions.audit.clear()
     world.ack(2, 2, topic=DEAD)
     assert [world.told(n) for n in range(3)] == [("share", "settled", 1, "no answer")] * 3
 

@@ -276,7 +276,7 @@ def test_a_name_that_home_has_forgotten_gets_an_epoch_above_that_of_the_others()
         for epoch in (1, 2, 3):
             assert named(cluster).epoch == epoch
         home = claim_group(NAME, 3)
-        brokers = cluster._network._brokers
+        brokers = cluster.network.brokers
         brokers[home]._running().running.replica.state.claims.by_name.clear()  # type: ignore[attr-defined]
         producer = named(cluster)
         assert producer.epoch == 4

@@ -130,7 +130,7 @@ def test_the_metrics_count_what_waits_is_released_and_is_cancelled(cluster: InMe
     ids = fill(cluster)
     assert ids[0] is not None and cluster.admin.cancel_scheduled(ids[0])
     cluster.clock.advance(10)
-    (broker,) = cluster._network._brokers
+    (broker,) = cluster.network.brokers
     report = broker._running().instruments.metrics()
     assert report.led is not None and report.led.delayed == 10
     assert (report.released, report.cancelled) == (59, 1)

@@ -53,19 +53,19 @@ def everything(queue: ShareConsumer) -> list[ShareRecord]:
 
 def internal(cluster: InMemoryCluster) -> set[tuple[int, str]]:
     """The internal topics that each broker group has."""
-    brokers: Any = cluster._network._brokers
+    brokers: Any = cluster.network.brokers
     return {
         (gid, name)
         for gid, broker in enumerate(brokers)
-        for name in broker._parts.running.replica.state.topics.topics
+        for name in broker.parts.running.replica.state.topics.topics
         if name.startswith("__")
     }
 
 
 def known(cluster: InMemoryCluster) -> list[int]:
     """The broker groups that know something of the group."""
-    brokers: Any = cluster._network._brokers
-    states = [broker._parts.running.replica.state.shares for broker in brokers]
+    brokers: Any = cluster.network.brokers
+    states = [broker.parts.running.replica.state.shares for broker in brokers]
     return [
         gid
         for gid, shares in enumerate(states)

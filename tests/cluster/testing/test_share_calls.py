@@ -18,7 +18,7 @@ class Calls:
     """Calls the broker as a client does; ``done`` fills as the answers come."""
 
     def __init__(self, cluster: InMemoryCluster) -> None:
-        self._network = cluster._network
+        self._network = cluster.network
         (result,) = self("submit", share_create("mail", "orders", 0, EARLIEST, 1))[1]
         assert result == [0, 0]
 

@@ -9,6 +9,7 @@ import pytest
 
 from escrowmq import Message, OffsetOutOfRange, ShareConsumer, UnknownDeadLetter, UnknownGroup
 from escrowmq.actors.admin.dead_letters import DeadLetters
+from escrowmq.actors.client.results import submitting
 from escrowmq.replication.format import ops
 from escrowmq.replication.format.internal_topics import dead_topic
 from escrowmq.replication.replica.lease_dispatcher import LeaseDispatcher
@@ -92,7 +93,7 @@ def test_a_group_that_was_deleted_is_unknown(
 def trim_dead_letters(cluster: InMemoryCluster, offset: int) -> None:
     """As retention does."""
     topic = dead_topic("mail")
-    cluster.admin._submit(0, ops.trim(topic, {0: offset}))
+    submitting(cluster.admin.router, 10.0)(0, ops.trim(topic, {0: offset}))
 
 
 def test_dead_letters_that_retention_takes_meanwhile_are_unknown_at_once(

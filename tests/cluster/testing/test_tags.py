@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from escrowmq import ConfigError, InvalidMessage, Message, NotDeserializable, Producer
-from escrowmq.actors.consumer import record_drain
+from escrowmq.actors.consumer.record_drain import PASSED_MAX
 from escrowmq.testing import InMemoryCluster
 
 TOPIC = "orders"
@@ -93,29 +93,31 @@ def test_only_messages_with_a_wanted_tag_are_returned_and_all_are_committed(
         assert consumer.statistics().records == 3
 
 
-def test_poll_passes_over_any_number_of_others(
-    cluster: InMemoryCluster, producer: Producer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(record_drain, "PASSED_MAX", 7)
-    send(producer, *[None] * 100, "big", "big")
+def others_before(producer: Producer, *tags: str) -> int:
+    """More messages than are passed over in one turn, without a tag; and then these."""
+    count = 2 * PASSED_MAX + 100
+    producer.send_many(TOPIC, [b""] * count, partition=0).result(0)
+    send(producer, *tags)
+    return count
+
+
+def test_poll_passes_over_any_number_of_others(cluster: InMemoryCluster, producer: Producer) -> None:
+    others = others_before(producer, "big", "big")
     with cluster.consumer("g", [TOPIC], auto_offset_reset="earliest", tags=["big"]) as consumer:
-        assert [record.offset for record in consumer.poll(1)] == [100]
-        assert [record.offset for record in consumer.poll(1)] == [101]
+        assert [record.offset for record in consumer.poll(1)] == [others]
+        assert [record.offset for record in consumer.poll(1)] == [others + 1]
         assert consumer.poll(1, timeout_s=0.1) == []
 
 
-def test_the_asyncio_consumer_does_the_same(
-    cluster: InMemoryCluster, producer: Producer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(record_drain, "PASSED_MAX", 7)
-    send(producer, *[None] * 100, "big")
+def test_the_asyncio_consumer_does_the_same(cluster: InMemoryCluster, producer: Producer) -> None:
+    others = others_before(producer, "big")
 
     async def offsets() -> list[int]:
         consumer = cluster.consumer("g", [TOPIC], auto_offset_reset="earliest", tags=["big"])
         async with consumer.aio as reading:
             return [record.offset for record in await reading.poll(1)]
 
-    assert asyncio.run(offsets()) == [100]
+    assert asyncio.run(offsets()) == [others]
 
 
 def test_arrow_tables_have_the_same_messages(cluster: InMemoryCluster, producer: Producer) -> None:

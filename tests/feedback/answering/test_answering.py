@@ -240,7 +240,7 @@ def test_a_producer_that_closes_leaves_its_seat() -> None:
             p.tasks[0].cancel()
             await asyncio.gather(*p.tasks, return_exceptions=True)
             assert p.ports[0].polls == 0
-            assert p.ports[0].feedback._apps["shop"].get("p1") is None
+            assert p.ports[0].feedback.apps["shop"].get("p1") is None
 
     asyncio.run(main())
 

@@ -43,7 +43,7 @@ ANSWERS: list[tuple[Any, ...]] = [
 
 
 def as_before(w: World) -> dict[str, Any]:
-    return {**w.shard.status(), "last_polls": {app.app: app.last_poll_at for app in w.shard._apps.values()}}
+    return {**w.shard.status(), "last_polls": {app.app: app.last_poll_at for app in w.shard.apps.values()}}
 
 
 async def honest(w: World) -> None:

@@ -8,7 +8,6 @@ local transaction runs in another process. Virtual time, the real table and the 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
 
 import pytest
 
@@ -367,25 +366,3 @@ def test_an_owner_must_not_be_gone_while_it_was_only_sent_away() -> None:
     with pytest.raises(ConfigError, match="owner_gone_s"):
         FeedbackConfig(owner_gone_s=1.9, poll_wait_max_s=5.0)
     assert FeedbackConfig(owner_gone_s=2.1, poll_wait_max_s=5.0).sent_away_max_s == 1.5
-
-
-def test_without_asking_the_owner_first_they_are_torn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same scenario without the rule, which shows that the first test here detects its absence."""
-    locked = CheckTable.locked
-
-    def nobodys(self: CheckTable, gid: int, rows: Iterable[LockedRow], now: float) -> None:
-        locked(self, gid, [row._replace(instance="") for row in rows], now)
-
-    monkeypatch.setattr(CheckTable, "locked", nobodys)
-
-    async def scene(w: World) -> None:
-        shop = Shop(w)
-        first = shop.instance("p1")
-        shop.instance("p2")
-        await asyncio.sleep(0.1)
-        for n in range(10):
-            shop.begin(first, f"t{n}")
-        await asyncio.sleep(10)
-        assert [shop.end(first, f"t{n}") for n in range(10)].count("ROLLBACK") >= 5
-
-    play(scene)

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-from escrowmq.feedback.asking import group_feedback
-from escrowmq.feedback.asking.group_feedback import PreparedCheck
 from escrowmq.replication.format import ops
 from escrowmq.replication.format.ops import PrepareExtra
 from tests.support.clock import run, until
@@ -68,20 +64,5 @@ def test_what_is_prepared_everywhere_is_committed_once_all_groups_have_said_so()
             assert not is_parked(it, "x"), "a group that does not answer proves nothing"
             it.brokers.groups[1].dead = set()
             await until(lambda: it.group.outcome("x", APP) == "COMMITTED", 20)
-
-    run(main())
-
-
-def test_planted_a_check_that_does_not_look_commits_a_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        async with processes(groups=2) as it:
-            begin(it)
-            index = open_at_home(it, "x")
-
-            async def careless(leaders: Any, home: int, app: str, tx_ids: list[str]) -> PreparedCheck:
-                return PreparedCheck(across=dict.fromkeys(tx_ids, index))
-
-            monkeypatch.setattr(group_feedback, "look", careless)
-            await until(lambda: it.group.outcome("x", APP) == "COMMITTED", 10)
 
     run(main())

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import pytest
 
 from escrowmq import InvalidMessage, Message
-from escrowmq.feedback.database import outbox_shards
 from escrowmq.feedback.database.errors import DatabaseMisused, NoDatabaseTransaction, TableMissing
 from escrowmq.feedback.database.outbox import Outbox
 from escrowmq.feedback.database.outbox_shards import LEASE_MS, OutboxShards, ShardLost
@@ -161,10 +161,9 @@ def test_drawn_kills_and_pauses(make_shop: ShopMaker, kind: str) -> None:
         shop.close()
 
 
-def test_rows_that_wait_hide_none_behind_them(make_shop: ShopMaker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outbox_shards, "WINDOW", 4)
+def test_rows_that_wait_hide_none_behind_them(make_shop: ShopMaker) -> None:
     shop = make_shop()
-    world = world_in(shop)
+    world = world_in(shop, new_shards=partial(OutboxShards, window=4))
     world.broker.refuses = lambda found: "no" if any(m.key == b"bad" for m in found) else ""
     for number in range(12):
         world.send(Message("t", b"%d" % number, key=b"bad"))
@@ -213,106 +212,99 @@ def test_contents_digests_and_keys_are_those_of_every_version() -> None:
     assert shard_of(None, b"12345678", 8) == shard_of(b"12345678", b"", 8)
 
 
-class Faults:
-    """Faults planted in a relay, each with what it must show as."""
+class ByCursor(OutboxShards):
+    """Remembers the id up to which it has sent, and never looks before it."""
+
+    seen = 0
+
+    def pick(self, shard: int) -> list[OutboxRow]:
+        rows = [row for row in super().pick(shard) if row.id > self.seen]
+        self.seen = rows[-1].id if rows else self.seen
+        return rows
+
+
+class BatchChanges(OutboxShards):
+    """After a restart the batch is put together anew, from the rows that are there by then."""
+
+    def in_batch(self, lease: Any) -> list[OutboxRow]:
+        rows = super().in_batch(lease)
+        return rows[: len(rows) // 2] if len(rows) > 1 else rows
+
+
+class NotInOrder(OutboxShards):
+    """Sends what came last first."""
+
+    def pick(self, shard: int) -> list[OutboxRow]:
+        return super().pick(shard)[-1:]
+
+
+class NoLease(OutboxShards):
+    """Does not look whether it has its shard still."""
 
     @staticmethod
-    def by_cursor(patch: pytest.MonkeyPatch) -> None:
-        """The relay remembers the id up to which it has sent, and never looks before it."""
-        pick, seen = OutboxShards.pick, dict[int, int]()
+    def _expect(count: int, changed: int) -> None: ...
 
-        def after(self: OutboxShards, shard: int) -> list[OutboxRow]:
-            rows = [row for row in pick(self, shard) if row.id > seen.get(id(self._statements), 0)]
-            if rows:
-                seen[id(self._statements)] = rows[-1].id
-            return rows
 
-        patch.setattr(OutboxShards, "pick", after)
+class NoEpochs(Broker):
+    """Nor does the broker."""
 
-    @staticmethod
-    def batch_changes(patch: pytest.MonkeyPatch) -> None:
-        """After a restart the batch is put together anew, from the rows that are there by then."""
-        found = OutboxShards.in_batch
+    def claim(self, shard: int) -> int:
+        return self.epochs.setdefault(shard, 1)
 
-        def anew(self: OutboxShards, lease: Any) -> list[OutboxRow]:
-            rows = found(self, lease)
-            return rows[: len(rows) // 2] if len(rows) > 1 else rows
 
-        patch.setattr(OutboxShards, "in_batch", anew)
+class RemovedUnasked(Broker):
+    """Without an answer from the broker, the rows are removed."""
 
-    @staticmethod
-    def no_lease(patch: pytest.MonkeyPatch) -> None:
-        """A relay does not look whether it has its shard still, nor does the broker."""
-        patch.setattr(outbox_shards, "_expect", lambda count, changed: None)
-        patch.setattr(Broker, "claim", lambda self, shard: self.epochs.setdefault(shard, 1))
+    def ship(self, *given: Any) -> None:
+        if not self.away:
+            super().ship(*given)
 
-    @staticmethod
-    def removed_unasked(patch: pytest.MonkeyPatch) -> None:
-        """Without an answer from the broker, the rows are removed."""
-        ship = Broker.ship
 
-        def guesses(self: Broker, *given: Any) -> None:
-            if not self.away:
-                ship(self, *given)
+class NoNumbers(Broker):
+    """Takes any batch for a new one."""
 
-        patch.setattr(Broker, "ship", guesses)
-
-    @staticmethod
-    def not_in_order(patch: pytest.MonkeyPatch) -> None:
-        """The relay sends what came last first."""
-        patch.setattr(outbox_shards, "pick", lambda rows, now_ms, all_seen: list(rows)[-1:])
-
-    @staticmethod
-    def no_numbers(patch: pytest.MonkeyPatch) -> None:
-        """The broker takes any batch for a new one."""
-
-        def ship(self: Broker, shard: int, epoch: int, number: int, messages: Any, digest: bytes) -> None:
-            self.log += messages
-
-        patch.setattr(Broker, "ship", ship)
+    def ship(self, shard: int, epoch: int, number: int, messages: Sequence[Message], digest: bytes) -> None:
+        self.log += messages
 
 
 @pytest.mark.parametrize(
-    ("fault", "anomaly"),
+    ("broker", "new_shards", "anomaly"),
     [
-        (Faults.batch_changes, ("outbox-lost", "outbox-duplicate", "outbox-reordered")),
-        (Faults.no_lease, ("outbox-",)),
-        (Faults.removed_unasked, ("outbox-lost",)),
-        (Faults.not_in_order, ("outbox-reordered",)),
-        (Faults.no_numbers, ("outbox-duplicate", "outbox-reordered")),
+        (Broker, BatchChanges, ("outbox-lost", "outbox-duplicate", "outbox-reordered")),
+        (NoEpochs, NoLease, ("outbox-",)),
+        (RemovedUnasked, OutboxShards, ("outbox-lost",)),
+        (Broker, NotInOrder, ("outbox-reordered",)),
+        (NoNumbers, OutboxShards, ("outbox-duplicate", "outbox-reordered")),
     ],
 )
 def test_a_planted_fault_is_found(
-    fault: Any, anomaly: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+    broker: type[Broker], new_shards: type[OutboxShards], anomaly: tuple[str, ...], tmp_path: Any
 ) -> None:
-    fault(monkeypatch)
     with closing_shops(None, tmp_path, True) as make:
         for seed in range(80):
-            found = drawn(world_in(make()), seed)
+            found = drawn(world_in(make(), broker(), new_shards), seed)
             if found:
                 assert all(line.startswith(anomaly) for line in found), found
                 return
     raise AssertionError("not found")
 
 
+@pytest.mark.parametrize("new_shards", [OutboxShards, ByCursor])
 def test_a_relay_by_cursor_loses_what_is_committed_late(
-    make_shop: ShopMaker, kind: str, monkeypatch: pytest.MonkeyPatch
+    make_shop: ShopMaker, kind: str, new_shards: type[OutboxShards]
 ) -> None:
     if kind == "sqlite":
         return  # one writer at a time: rows are committed in the order of their ids
-    for planted in (False, True):
-        shop = make_shop()
-        world = world_in(shop)
-        if planted:
-            Faults.by_cursor(monkeypatch)
-        slow = world.connect()
-        world.outbox.send(slow, Message("t", b"slow"))
-        world.send(Message("t", b"quick"))
-        relay = world.relay()
-        assert relay.step() is Step.SENT
-        slow.commit()
-        slow.close()
-        world.committed.append(b"slow")
-        relay.step()
-        assert (world.anomalies() == ["outbox-lost: b'slow'"]) is planted
-        drop(shop)
+    shop = make_shop()
+    world = world_in(shop, new_shards=new_shards)
+    slow = world.connect()
+    world.outbox.send(slow, Message("t", b"slow"))
+    world.send(Message("t", b"quick"))
+    relay = world.relay()
+    assert relay.step() is Step.SENT
+    slow.commit()
+    slow.close()
+    world.committed.append(b"slow")
+    relay.step()
+    assert (world.anomalies() == ["outbox-lost: b'slow'"]) is (new_shards is ByCursor)
+    drop(shop)

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from escrowmq import OpenTransaction
-from escrowmq.feedback.database import purging, statements
+from escrowmq.feedback.database import statements
+from escrowmq.feedback.database.purging import OPEN_MAX
 from escrowmq.integrations import DatabaseMisused
 from tests.support.shops import ShopMaker, Tx
 
@@ -77,16 +78,13 @@ def test_the_row_of_an_open_transaction_that_was_prepared_again_stays(make_shop:
     assert fence.query_status("42", "").value == "COMMITTED"
 
 
-def test_nothing_goes_where_more_is_open_than_is_listed(
-    make_shop: ShopMaker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(purging, "OPEN_MAX", 2)
+def test_nothing_goes_where_more_is_open_than_is_listed(make_shop: ShopMaker) -> None:
     shop, now = make_shop(), [100 * DAY_S]
     fence = shop.make_fence(clock=lambda: now[0])
     fence.query_status("x", "")
     now[0] = 130 * DAY_S
     today = int(now[0] * 1000)
-    assert fence.purge(Admin([today, today]), pause_s=0.0).removed == 0
+    assert fence.purge(Admin([today] * OPEN_MAX), pause_s=0.0).removed == 0
     assert fence.purge(Admin([today], tx_id="y"), pause_s=0.0).removed == 1
 
 

@@ -16,7 +16,6 @@ import pytest
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from escrowmq import Message, OutcomeUnknown, TransactionState, Unavailable
-from escrowmq.actors.producer import async_producer, fence_name
 from escrowmq.cluster.cli import transactions
 from escrowmq.cluster.cli.output import Format
 from escrowmq.feedback.answering.answering import Answering
@@ -324,15 +323,14 @@ def test_while_the_database_does_not_tell_the_name_nothing_is_prepared(cluster: 
     assert sorted(readable(cluster)) == [b"4", b"alone", b"plain"]
 
 
-def test_a_database_that_hangs_makes_a_transaction_wait_for_a_bounded_time(
-    cluster: InMemoryCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fence_name, "NAME_WAIT_S", 0.05)
-    monkeypatch.setattr(async_producer, "NAME_WAIT_S", 0.05)
+def test_a_database_that_hangs_makes_a_transaction_wait_for_a_bounded_time(cluster: InMemoryCluster) -> None:
     # The answering side of a cluster in memory asks in the caller's thread, so it gets another querier.
     producer = cluster.producer(app="shop", tx_status_querier=(known := Table()))
     table = Table(hangs=True)
-    producer._core.fenced_by(table.learn_fence)
+    producer.core.fenced_by(table.learn_fence)
+    naming = producer.core.fence_name
+    assert naming is not None
+    naming.wait_s = 0.05
     with pytest.raises(Unavailable, match="Nothing was prepared"), producer.transaction() as tx:
         tx.send(Message("orders", b"1"))
         tx.prepare()
@@ -347,7 +345,7 @@ def test_a_database_that_hangs_makes_a_transaction_wait_for_a_bounded_time(
     assert (open_fences(cluster), table.asked) == ([], 1), "all who wait share one attempt"
     table.back.set()
     known.back.set()
-    monkeypatch.setattr(fence_name, "NAME_WAIT_S", 10.0)
+    naming.wait_s = 10.0
     with producer.transaction() as tx:
         tx.send(Message("orders", b"1"))
         tx.prepare()

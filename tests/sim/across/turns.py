@@ -58,7 +58,7 @@ class WorldTurns(ClientLoop):
         self._wake_at = float("inf")
         self.wakeup = _Asking(self._soon)
         if members_change():  # otherwise clients have nothing to learn, and schedules do not change
-            self.attach(MemberWatch(self.channels, self._calls.call, self.post, world.now))
+            self.attach(MemberWatch(self.channels, self.calls.call, self.post, world.now))
 
     def _soon(self) -> None:
         if not self._asked and not self.dead:

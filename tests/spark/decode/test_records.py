@@ -11,6 +11,8 @@ from escrowmq.replication.errors import CorruptLog
 from escrowmq.replication.format.codec import encode_row
 from escrowmq.spark_integration.decode import records
 from escrowmq.spark_integration.decode.records import (
+    BATCH_BYTES,
+    BATCH_ROWS,
     COLUMNS,
     RowFormat,
     record_batches,
@@ -53,19 +55,21 @@ def test_columns_hold_what_was_sent() -> None:
     ]
 
 
-def test_batches_are_bounded_by_rows_and_by_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    row = encode_row(b"k", bytes(100), None, None)
-    stretch = Stretch([(i, 1, 0, len(row)) for i in range(10)], memoryview(row * 10))
+def test_batches_are_bounded_by_rows_and_by_bytes() -> None:
     format = RowFormat(("offset",))
 
-    def found() -> list[list[int]]:
-        return [batch.column("offset").to_pylist() for batch in record_batches("t", 0, [stretch] * 2, format)]
+    def found(value: bytes, rows: int) -> list[tuple[int, int]]:
+        """First offset and length of the batches of two stretches of ten runs each."""
+        row = encode_row(b"k", value, None, None)
+        runs = [(i * rows, rows, 0, rows * len(row)) for i in range(10)]
+        stretch = Stretch(runs, memoryview(row * 10 * rows))
+        offsets = [batch.column("offset") for batch in record_batches("t", 0, [stretch] * 2, format)]
+        return [(column[0].as_py(), len(column)) for column in offsets]
 
-    assert found() == [list(range(10))] * 2
-    monkeypatch.setattr(records, "BATCH_ROWS", 4)
-    assert found() == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]] * 2
-    monkeypatch.setattr(records, "BATCH_BYTES", 200)
-    assert found() == [[i, i + 1] for i in range(0, 10, 2)] * 2
+    assert found(bytes(100), 1) == [(0, 10)] * 2
+    rows = BATCH_ROWS // 4
+    assert found(b"", rows) == [(0, BATCH_ROWS), (4 * rows, BATCH_ROWS), (8 * rows, 2 * rows)] * 2
+    assert found(bytes(BATCH_BYTES // 2), 1) == [(i, 2) for i in range(0, 10, 2)] * 2
     assert list(record_batches("t", 0, [], format)) == []
 
 

@@ -31,9 +31,10 @@ NAMES = ColumnNames("value", "key", None, None)
 
 
 class Write(EscrowMQDatasink):
-    """One write, to in-process brokers."""
+    """One write, to in-process brokers. Every task has several chunks in every group."""
 
-    quiet_s = 0.1
+    quiet_s, pauses_s = 0.1, (0.1,) * 5
+    chunk_bytes = 400
 
     def __init__(
         self, brokers: Brokers, topic: str, names: ColumnNames = NAMES, compression: Compression | None = None
@@ -52,12 +53,6 @@ class Write(EscrowMQDatasink):
 
     def open(self) -> int:
         return sum(found.app == self.write_id for found in open_transactions(self.brokers))
-
-
-@pytest.fixture(autouse=True)
-def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every task has several chunks in every group."""
-    monkeypatch.setattr(task, "CHUNK_BYTES", 400)
 
 
 def block(*names: str) -> pa.Table:
@@ -95,7 +90,6 @@ def test_of_a_task_that_ray_repeats_one_attempt_counts(brokers: Brokers, topic: 
 def test_an_attempt_that_ends_after_the_commit_is_rolled_back(
     brokers: Brokers, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(datasink, "PAUSES_S", (0.1,) * 5)
     monkeypatch.setattr(datasink, "_job", lambda: "the same")
     monkeypatch.setattr(datasink, "attempts_before", lambda: 1)
     write = Write(brokers, topic)

@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -90,26 +91,34 @@ def test_an_operator_beside_a_query_that_runs_does_not_tear_its_epoch_apart(
     topic: str,
     link: SinkLink,
     store: IntentStore,
-    monkeypatch: pytest.MonkeyPatch,
     stopped: bool,
     moment: str,
 ) -> None:
     """The driver decides while the operator's command looks around, and has told one group so far."""
     attempt = prepare(link, query, 7, topic, [batch(*ROWS)])[0]
     intent = Intent(7, epoch_id_of(query, 7), (attempt,))
-    look, looked = getattr(store, moment), threading.Event()
+    looked = threading.Event()
 
-    def before_the_driver(*asked: int) -> object:
-        found = look(*asked)
-        if not looked.is_set():
-            looked.set()
-            IntentStore(store.checkpoint).create(intent)
-            gid, ids = min(intent.ids().items())
-            assert link.commit(gid, ids) == {}
-        return found
+    class Before(IntentStore):
+        """What it finds at that moment is from before the driver decides."""
 
-    monkeypatch.setattr(store, moment, before_the_driver)
-    done = resolve(store, link, stopped=stopped)
+        def epochs(self) -> list[int]:
+            found: list[int] = self._driver_decides("epochs", super().epochs())
+            return found
+
+        def read(self, epoch: int) -> Intent | None:
+            found: Intent | None = self._driver_decides("read", super().read(epoch))
+            return found
+
+        def _driver_decides(self, at: str, found: Any) -> Any:
+            if at == moment and not looked.is_set():
+                looked.set()
+                store.create(intent)
+                gid, ids = min(intent.ids().items())
+                assert link.commit(gid, ids) == {}
+            return found
+
+    done = resolve(Before(store.checkpoint), link, stopped=stopped)
     assert done.rolled_back == 0 and looked.is_set() is (stopped or moment == "epochs")
     if stopped and (brokers.info.groups > 1 or moment == "read"):  # else nothing of it was open any more
         assert "running" in done.stuck[7]
@@ -155,17 +164,22 @@ def test_a_batch_write_whose_driver_died_is_settled_as_its_home_group_has_it(
 
 
 def test_a_decided_batch_write_is_never_torn_by_a_leader_that_does_not_know_it_is_deposed(
-    brokers: Brokers, query: str, topic: str, link: SinkLink, monkeypatch: pytest.MonkeyPatch
+    brokers: Brokers, query: str, topic: str, link: SinkLink
 ) -> None:
     """Its answers lack what was decided since; whatever it says, only the log of the home group counts."""
     home = home_of(query, brokers.info.groups)
     attempt = prepare(link, query, 0, topic, [batch(*ROWS)], home=home)[0]
     ids = [tx for ids in attempt.ids(epoch_id_of(query, 0)).values() for tx in ids]
     assert link.commit(home, ids) == {}
-    open_ids = link.open_ids
-    monkeypatch.setattr(link, "open_ids", lambda gid: [] if gid == home else open_ids(gid))
-    monkeypatch.setattr(link, "states", lambda gid, ids: ["UNKNOWN"] * len(ids))
-    settle_batch(link, query)
+
+    class Deposed(SinkLink):
+        def open_ids(self, gid: int) -> list[str]:
+            return [] if gid == home else super().open_ids(gid)
+
+        def states(self, gid: int, tx_ids: Sequence[str]) -> list[str]:
+            return ["UNKNOWN"] * len(tx_ids)
+
+    settle_batch(Deposed(link.router, link.app), query)
     assert readable(brokers, topic) == effect(ROWS, f"spark:{query}:0")
     assert still_open(brokers, query) == 0
 

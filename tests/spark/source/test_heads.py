@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +14,7 @@ from escrowmq.replication.calling.answers import PartitionBounds
 from escrowmq.replication.errors import OutcomeUnknown, Overloaded, Unavailable, UnknownTopic
 from escrowmq.replication.model import ResultCode, TopicInfo
 from escrowmq.spark_integration.source import heads
-from escrowmq.spark_integration.source.heads import SourceHeadWatch
+from escrowmq.spark_integration.source.heads import LeaderCatalog, SourceHeadWatch
 from escrowmq.spark_integration.source.options import Subscription
 from escrowmq.spark_integration.source.stream_planning import Bounds, Heads
 
@@ -78,8 +78,7 @@ class Clock:
 
 
 @pytest.fixture
-def network(monkeypatch: pytest.MonkeyPatch) -> Network:
-    monkeypatch.setattr(heads, "IDLE_WAIT_S", 0.01)
+def network() -> Network:
     return Network()
 
 
@@ -88,10 +87,31 @@ def clock() -> Clock:
     return Clock()
 
 
+EVERYTHING = Subscription(pattern=".*")
+
+
+class Catalog(LeaderCatalog):
+    """Gives these cuts."""
+
+    def __init__(self, network: Network) -> None:
+        super().__init__(network, 1.0, EVERYTHING)  # type: ignore[arg-type]
+        self.asked: list[Sequence[str]] = []
+        self.cuts: Callable[[Sequence[str]], Mapping[tuple[str, int], int]] = lambda topics: {}
+
+    def cut(self, topics: Sequence[str]) -> Mapping[tuple[str, int], int]:
+        self.asked.append(topics)
+        return self.cuts(topics)
+
+
 @pytest.fixture
-def watch(network: Network, clock: Clock) -> SourceHeadWatch:
-    everything = Subscription(pattern=".*")
-    return SourceHeadWatch(network, everything, clock=clock, pause=clock.pause)  # type: ignore[arg-type]
+def catalog(network: Network) -> Catalog:
+    return Catalog(network)
+
+
+@pytest.fixture
+def watch(network: Network, clock: Clock, catalog: Catalog) -> SourceHeadWatch:
+    how: Any = {"clock": clock, "pause": clock.pause, "idle_wait_s": 0.01, "catalog": catalog}
+    return SourceHeadWatch(network, EVERYTHING, **how)  # type: ignore[arg-type]
 
 
 def beyond(**ends: int) -> Callable[[Heads], bool]:
@@ -201,43 +221,33 @@ def test_time_that_a_batch_took_is_not_time_that_brokers_did_not_answer(
     assert watch.news(beyond()) == known
 
 
-def test_heads_at_a_cut(network: Network, watch: SourceHeadWatch, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[list[str]] = []
-
-    def cut(topics: list[str]) -> dict[tuple[str, int], int]:
-        asked.append(topics)
-        return {A0: 4}
-
-    monkeypatch.setattr(watch._catalog, "cut", cut)
+def test_heads_at_a_cut(catalog: Catalog, watch: SourceHeadWatch) -> None:
+    catalog.cuts = lambda topics: {A0: 4}
     watch.fresh()
     found = {A0: Bounds(1, 5), B0: Bounds(2, 7)}
     assert watch.at_a_cut({A0: 3, B0: 6}, found) == {A0: Bounds(1, 4), B0: Bounds(2, 6)}
     assert watch.at_a_cut({A0: 3}, found)[B0] == Bounds(2, 2), "a new one begins later"
-    assert asked == [["a", "b"]] * 2 and watch.at_a_cut({}, {}) == {}
+    assert catalog.asked == [["a", "b"]] * 2 and watch.at_a_cut({}, {}) == {}
 
 
 def test_a_topic_that_is_gone_before_the_cut_ends_where_it_was_read(
-    watch: SourceHeadWatch, monkeypatch: pytest.MonkeyPatch
+    catalog: Catalog, watch: SourceHeadWatch
 ) -> None:
-    def gone(topics: list[str]) -> dict[tuple[str, int], int]:
+    def gone(topics: Sequence[str]) -> dict[tuple[str, int], int]:
         raise UnknownTopic("a")
 
     watch.fresh()
-    monkeypatch.setattr(watch._catalog, "cut", gone)
+    catalog.cuts = gone
     assert watch.at_a_cut({A0: 3}, {A0: Bounds(1, 5)}) == {A0: Bounds(1, 3)}
 
 
 def test_a_topic_that_is_new_before_the_cut_is_in_it(
-    network: Network, watch: SourceHeadWatch, monkeypatch: pytest.MonkeyPatch
+    network: Network, catalog: Catalog, watch: SourceHeadWatch
 ) -> None:
     """Topics are looked up once a second, and a transaction may have sent to one that came since."""
     found = dict(watch.fresh())
     network.ends["c", 0] = 9
-
-    def cut(topics: list[str]) -> dict[tuple[str, int], int]:
-        return {(topic, 0): network.ends[topic, 0] for topic in topics}
-
-    monkeypatch.setattr(watch._catalog, "cut", cut)
+    catalog.cuts = lambda topics: {(topic, 0): network.ends[topic, 0] for topic in topics}
     assert watch.at_a_cut({A0: 3, B0: 6}, found) == {
         A0: Bounds(0, 5), B0: Bounds(0, 7), ("c", 0): Bounds(0, 9),
     }  # fmt: skip

@@ -10,7 +10,6 @@ pytest.importorskip("pyspark")
 
 from escrowmq.replication.errors import DataLoss, Unavailable
 from escrowmq.spark_integration.decode.records import RowFormat
-from escrowmq.spark_integration.source import reading
 from escrowmq.spark_integration.source.planning import OffsetRange
 from escrowmq.spark_integration.source.reading import TaskReader
 from tests.support.brokers import BehindCalls, Brokers
@@ -36,15 +35,15 @@ def topic(request: pytest.FixtureRequest, clusters: Clusters) -> str:
 
 
 @pytest.fixture
-def read(clusters: Clusters, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+def read(clusters: Clusters) -> Callable[..., int]:
     """``read(topic, end, fails, behind=True)``: how many messages of [0, end) a task gets."""
-    monkeypatch.setattr(reading, "ASK_TIMEOUT_S", 1.0)
     now, before = clusters
 
     def read(topic: str, end: int, fails: bool, behind: bool = True) -> int:
         calls = BehindCalls(now, before if behind else now)
         task = TaskReader("127.0.0.1:1", "test", RowFormat(), fails)
-        found = task.stretches(now.info, OffsetRange(topic, 0, 0, end), calls=calls, lag_patience_s=0.3)
+        part = OffsetRange(topic, 0, 0, end)
+        found = task.stretches(now.info, part, calls=calls, lag_patience_s=0.3, ask_timeout_s=1.0)
         return sum(run[1] for stretch in found for run in stretch.runs)
 
     return read

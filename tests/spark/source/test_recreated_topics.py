@@ -150,10 +150,9 @@ def test_a_topic_replaced_while_the_read_is_planned(
 
 
 def test_a_replica_that_still_has_the_old_topic_loses_nothing(
-    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     """Its rows would be the old topic's. It lags, so the task is repeated elsewhere."""
-    monkeypatch.setattr(reading, "ASK_TIMEOUT_S", 1.0)
     now, before = (Brokers(tmp_path_factory.mktemp(name), replicas=1) for name in ("now", "before"))
     router = Router(now.info, calls=ClientCalls(now), name="recreated-test")
     admins = [Admin(each.info, timeout_s=10.0, calls=ClientCalls(each)) for each in (now, before)]
@@ -170,6 +169,7 @@ def test_a_replica_that_still_has_the_old_topic_loses_nothing(
                 datasource._lost,
                 calls=calls,
                 lag_patience_s=0.3,
+                ask_timeout_s=1.0,
                 topic_id=planned.topic_id,
             )
             return sum(run[1] for stretch in found for run in stretch.runs)
