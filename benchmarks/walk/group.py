@@ -177,7 +177,7 @@ class _Broker(BrokerCalls):
 
     def __init__(self, parts: Parts) -> None:
         super().__init__()
-        self._parts = parts
+        self.parts = parts
 
 
 class _NoHistory(NoPeers):

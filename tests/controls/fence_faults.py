@@ -199,7 +199,7 @@ def taken_up_late(patch: pytest.MonkeyPatch) -> None:
             transact(self)
 
     def dies(self: FencedProducer, batch: Sequence[ClientTx], outcome: str, once: bool) -> None:
-        if outcome == "COMMITTED" and not self._desk.cluster.calm and self._luck.random() < DIES:
+        if outcome == "COMMITTED" and not self.desk.cluster.calm and self._luck.random() < DIES:
             self.die()
         else:
             decide(self, batch, outcome, once)

@@ -37,9 +37,7 @@ def timed(patch: pytest.MonkeyPatch) -> None:
 def merging_eagerly(patch: pytest.MonkeyPatch) -> None:
     """Also, any two files are merged as soon as there are two, the newest first."""
     timed(patch)
-    patch.setattr(
-        checkpoints, "choose_timers", lambda files, cursor: list(files[-2:]) if len(files) > 1 else []
-    )
+    patch.setattr(checkpoints, "choose_timers", lambda files, *_: list(files[-2:]) if len(files) > 1 else [])
 
 
 def created_again(patch: pytest.MonkeyPatch) -> None:

@@ -42,7 +42,7 @@ calls = st.lists(
 
 def of_producers(shard: FeedbackShard) -> tuple[object, ...]:
     """What calls of producers change at once; the rest moves by itself while a poll is on its way."""
-    report, apps = shard.report(), shard._apps.values()
+    report, apps = shard.report(), shard.apps.values()
     polls = [(app.last_poll_at, sorted(app._present)) for app in apps]
     return polls, report.producers, report.polls_parked, report.poll_wait_s
 
