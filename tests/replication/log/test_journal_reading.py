@@ -68,7 +68,7 @@ def test_a_bounded_number_of_sealed_segments_is_open(tmp_path: Path) -> None:
 
 def open_in(folder: Path) -> int:
     """How many descriptors of this process are open on files below the folder; others may come and go."""
-    return sum(path.startswith(f"{folder}/") for path in open_files())
+    return sum(path.startswith(f"{folder}/") for path in open_files().elements())
 
 
 def test_readers_in_other_threads_see_the_same_bytes_during_writes_rolls_and_retention(
@@ -154,7 +154,9 @@ def test_few_segments_are_open_however_many_are_read(tmp_path: Path) -> None:
     journal.sync()
     assert all(journal.read(index) == command(index) for index in range(1, 3001, 7))
     assert len(journal.segments()) > 10
-    opened = [path for path in open_files() if path.startswith(str(tmp_path)) and path.endswith(".log")]
+    opened = [
+        path for path in open_files().elements() if path.startswith(str(tmp_path)) and path.endswith(".log")
+    ]
     assert len(opened) <= 3
 
 
