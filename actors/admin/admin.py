@@ -93,7 +93,12 @@ class Admin(MessageAdmin, MemberAdmin, Closing):
         self._offsets = OffsetReader(self.router)
         self._transactions = TransactionAdmin(self.router, timeout_s)
         self._scheduled = ScheduledAdmin(self.router, timeout_s)
-        self._dead = DeadLetters(self.router, timeout_s, pause=pause_of(background))
+        self._dead = DeadLetters(
+            self.router,
+            timeout_s,
+            pause=pause_of(background),
+            exists=lambda group: bool(self.describe_group(group).kind),
+        )
         self._redirects = Redirects(self.router, timeout_s, background)
         self._wanted = Wanted(self.router, timeout_s)
 
@@ -392,7 +397,7 @@ class Admin(MessageAdmin, MemberAdmin, Closing):
     ) -> list[DeadLetter]:
         """The messages with which a group has given up, the oldest first, without those that were redriven or
         dropped. ``since``: that died at or after this time (ms since the epoch, or a datetime); ``reason``:
-        whose reason contains this. Raises UnknownGroup if the group has no dead letters' topic."""
+        whose reason contains this. None of a group that has never had retries. Raises UnknownGroup."""
         return self._dead.listed(group, limit, 0 if since is None else check_time(since), reason)
 
     def dead_letter(self, group: str, id: str) -> DeadLetter:

@@ -228,8 +228,16 @@ class LetterId(NamedTuple):
 class DeadLetters:
     """Those of all groups, through the leaders of all broker groups. Thread-safe."""
 
-    def __init__(self, router: Router, timeout_s: float, *, pause: Callable[[float], None]) -> None:
-        self._router, self._timeout_s, self._pause = router, timeout_s, pause
+    def __init__(
+        self,
+        router: Router,
+        timeout_s: float,
+        *,
+        pause: Callable[[float], None],
+        exists: Callable[[str], bool],
+    ) -> None:
+        """``exists``: whether there is a consumer group of this name, with dead letters or without."""
+        self._router, self._timeout_s, self._pause, self._exists = router, timeout_s, pause, exists
 
     # ------------------------------------------------------------ listing
 
@@ -266,15 +274,15 @@ class DeadLetters:
         return found
 
     def _left(self, group: str) -> dict[int, FinalRanges]:
-        """For each partition of the group's topic, which of its dead letters are final. Raises UnknownGroup
-        if it has no such topic."""
+        """For each partition of the group's topic, which of its dead letters are final; none of a group that
+        has never had retries. Raises UnknownGroup."""
         if type(group) is not str:
             raise ConfigError(f"a group's name is a str, not {group!r}")
         check_group(group)
         asked = [self._ask_final(group, gid) for gid in range(self._router.info.groups)]
         answers: list[FinalRanges | None] = [result_of(future, self._timeout_s) for future in asked]
         found = {gid: answer for gid, answer in enumerate(answers) if answer is not None}
-        if not found:
+        if not found and not self._exists(group):
             raise UnknownGroup(group)
         return found
 

@@ -115,14 +115,15 @@ class Gate:
 # Finds handlers that cannot be right before they get a message.
 #
 # A handler that returns has handled its message. One that is a coroutine function returns at once, and
-# without ``.aio`` nobody runs it: all messages would count as handled. One that cannot be called would make
-# all of them dead letters.
+# without ``.aio`` nobody runs it: all messages would count as handled. One that cannot be called, or not with
+# what ``run`` gives it, would make all of them dead letters.
 
 
-def check_handler(handler: Any, *, awaits: bool = False) -> None:
-    """Raises ConfigError. ``awaits``: what it returns is awaited."""
+def check_handler(handler: Any, *, awaits: bool = False, arguments: Sequence[str] = ("record",)) -> None:
+    """Raises ConfigError. ``awaits``: what it returns is awaited; ``arguments``: what it is called with."""
     if not callable(handler):
         raise ConfigError(f"handler must be callable, not {handler!r:.80}")
+    _check_arguments(handler, arguments)
     while isinstance(handler, functools.partial):
         handler = handler.func
     called = handler if inspect.isroutine(handler) else getattr(type(handler), "__call__", handler)  # noqa: B004
@@ -135,6 +136,20 @@ def check_handler(handler: Any, *, awaits: bool = False) -> None:
             f"handler {handler!r:.80} is a coroutine function, which a blocking consumer does not await; use "
             "consumer.aio.run, or pass a plain function"
         )
+
+
+def _check_arguments(handler: Any, arguments: Sequence[str]) -> None:
+    try:
+        signature = inspect.signature(handler)
+    except (TypeError, ValueError):  # of a function in C, which may not tell
+        return
+    try:
+        signature.bind(*arguments)
+    except TypeError as error:
+        hint = "" if len(arguments) > 1 else "; with inbox=, it is called with a database as well"
+        raise ConfigError(
+            f"handler {handler!r:.80} cannot be called as handler({', '.join(arguments)}): {error}{hint}"
+        ) from error
 
 
 def check_returned(returned: Any) -> None:
@@ -166,7 +181,7 @@ def once(
     """The handler of a record that ``run`` calls, or awaits. Raises ConfigError for another group's inbox,
     and for a handler or an inbox of the other kind: a coroutine that nobody awaits would be taken for done.
     """
-    check_handler(handler, awaits=awaited)
+    check_handler(handler, awaits=awaited, arguments=("record",) if inbox is None else ("record", "db"))
     if inbox is None:
         return handler
     if not callable(getattr(inbox, "handler", None)):

@@ -498,3 +498,15 @@ def test_topics_into_which_only_brokers_write_are_altered_as_others_are(
         with pytest.raises(TopicExists, match="partitions is 1, not 2"):
             cluster.admin.create_topic(name, 2)
     assert cluster.admin.alter_topic("orders", check_max=3) == cluster.admin.describe_topic("orders").info
+
+
+def test_a_group_that_has_never_had_retries_has_no_dead_letters() -> None:
+    """Documented before a group is deleted: see what it would lose."""
+    with InMemoryCluster() as cluster:
+        cluster.admin.create_topic("orders")
+        with cluster.consumer("billing", ["orders"]) as consumer:
+            consumer.poll()
+            consumer.commit()
+        assert cluster.admin.dead_letters("billing") == []
+        assert cluster.admin.redrive("billing").redriven == 0
+        assert cluster.admin.drop_dead_letters("billing", None) == 0

@@ -98,6 +98,13 @@ class Handler:
         self(record)
 
 
+class Waiting:
+    """An inbox, and who is asked whether to wait."""
+
+    def __init__(self, inbox: Any, waits: Callable[[BaseException], bool]) -> None:
+        self.group, self.handler, self.is_away = inbox.group, inbox.handler, waits
+
+
 async def pass_time(cluster: InMemoryCluster) -> None:
     """An event loop that waits does not move the clock."""
     while True:
@@ -331,3 +338,34 @@ def test_errors_that_lead_to_each_other_in_a_circle_end() -> None:
     hidden = RuntimeError("without")
     hidden.__context__, hidden.__suppress_context__ = Away(), True
     assert list(errors_of(hidden)) == [hidden]
+
+
+@pytest.mark.parametrize("face", FACES)
+@pytest.mark.parametrize("kind", [*STREAMS, "share"])
+def test_a_table_that_is_missing_is_waited_for(
+    cluster: InMemoryCluster, tmp_path: Path, kind: str, face: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever sets the inbox up forgot it, or has not come to it yet. No message is to blame."""
+    send(cluster, b"a", b"b")
+    by_hand = Inbox(lambda: sqlite3.connect(tmp_path / "shop.db", check_same_thread=False), group=GROUP)
+    inbox: Any = by_hand
+    if face == "asyncio":
+        from sqlalchemy.ext.asyncio import create_async_engine
+        from sqlalchemy.pool import NullPool
+
+        engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path / 'shop.db'}", poolclass=NullPool)
+        inbox = AsyncInbox(engine, group=GROUP)
+    asked, is_away = 0, inbox.is_away
+
+    def waits(error: BaseException) -> bool:
+        nonlocal asked
+        asked += 1
+        if asked == 5:
+            by_hand.create_table()
+        return bool(is_away(error))
+
+    handler = Handler(cluster, 0, 2, plain)
+    run(cluster, kind, face, handler, inbox=Waiting(inbox, waits))
+    assert sorted(handler.handled) == [b"a", b"b"] and asked >= 5
+    assert {attempt for _, _, attempt in handler.calls} == {1}
+    assert not cluster.admin.dead_letters(GROUP) and "create_table" in caplog.text

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import sqlite3
 import threading
 from collections.abc import Awaitable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from escrowmq import ConfigError, Message, RetryPolicy
+from escrowmq.integrations import Inbox
 from escrowmq.testing import InMemoryCluster
 
 
@@ -44,6 +47,12 @@ class Handler:
     async def method(self, record: Any) -> None: ...
 
 
+def without_record() -> None: ...
+
+
+def with_database(record: Any, db: Any) -> None: ...
+
+
 class Unshowable(Exception):
     def __str__(self) -> str:
         raise RuntimeError("no text")
@@ -65,8 +74,10 @@ KINDS = pytest.mark.parametrize("kind", ["share", "stream"])
         (Handler(), "coroutine function"),
         (Handler().method, "coroutine function"),
         (yielding, "generator function"),
+        (without_record, r"called as handler\(record\)"),
+        (with_database, r"called as handler\(record\): missing a required argument: 'db'; .*inbox="),
     ],
-    ids=["none", "number", "coroutine", "partial", "called", "method", "generator"],
+    ids=["none", "number", "coroutine", "partial", "called", "method", "generator", "no record", "two"],
 )
 def test_a_wrong_handler_is_refused_and_gets_nothing(
     cluster: InMemoryCluster, kind: str, handler: Any, text: str
@@ -79,7 +90,19 @@ def test_a_wrong_handler_is_refused_and_gets_nothing(
 
 
 @KINDS
-@pytest.mark.parametrize("handler", [None, 5, yielding], ids=["none", "number", "generator"])
+def test_a_handler_of_a_record_alone_cannot_be_given_a_database(
+    cluster: InMemoryCluster, kind: str, tmp_path: Path
+) -> None:
+    inbox = Inbox(lambda: sqlite3.connect(tmp_path / "shop.db"), group="mail")
+    with opened(cluster, kind) as consumer:
+        with pytest.raises(ConfigError, match=r"called as handler\(record, db\): too many positional"):
+            consumer.run(lambda record: None, inbox=inbox)
+        (record,) = consumer.poll()
+        assert record.attempt == 1, "it is still there"
+
+
+@KINDS
+@pytest.mark.parametrize("handler", [None, 5, yielding, without_record, with_database])
 def test_so_it_is_in_an_event_loop(cluster: InMemoryCluster, kind: str, handler: Any) -> None:
     async def main() -> None:
         async with opened(cluster, kind).aio as consumer:
