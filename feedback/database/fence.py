@@ -331,7 +331,7 @@ class Fence(TxStatusQuerier):
 
         Prepares the messages, begins the database transaction with the fence's row, runs the block, commits
         the database, then the messages. An exception in the block rolls both back. Do not commit or roll
-        back inside the block.
+        back inside the block: leaving it does. If the block did, OutcomeUnknown says so in a note.
 
         Raises what ``prepare`` raises (then nothing has happened); FenceLost if a check came first (both are
         rolled back); AlreadyDone if a local transaction of this ``tx_id`` committed before (the messages are
@@ -634,7 +634,10 @@ class Fence(TxStatusQuerier):
     def ended_inside(tx: ProducedTransaction) -> OutcomeUnknown:
         """The error for a block that ended its transaction itself: the check finds out the outcome."""
         unknown = OutcomeUnknown(tx.tx_id)
-        unknown.add_note("(the database transaction was committed or rolled back inside the fence's block)")
+        unknown.add_note(
+            "(the database transaction was committed or rolled back inside the fence's block; the check "
+            "carries out what it did. Do not commit or roll back inside the block: leaving it does)"
+        )
         return unknown
 
     def _commit(self, link: Link, tx: ProducedTransaction, entered_ms: int | None) -> None:
