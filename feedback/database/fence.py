@@ -251,6 +251,8 @@ TABLE = "escrowmq_fence"
 LOCK_TIMEOUT_S = 2.0
 #: How many targets are remembered as the fence's database; other connections are checked again.
 TARGETS_MAX = 256
+#: What is larger is taken for milliseconds, which an audit would read as a time without rows.
+SECONDS_MAX = 1e11
 
 
 class Fence(TxStatusQuerier):
@@ -719,12 +721,18 @@ class Fence(TxStatusQuerier):
             raise self.explained(error) from error
 
     def audit(self, admin: TransactionStates, since: float, *, slice_rows: int = 1000) -> Audited:
-        """Compare the app's rows since ``since`` (seconds since the epoch) with what the broker has recorded.
+        """Compare the app's rows since ``since`` (seconds since the epoch, as of ``time.time()``) with what
+        the broker has recorded.
 
         ``admin``: ``cluster.admin``. A difference is a transaction that an operator decided differently from
         the database, or the trace of a database that lost a commit (a fail-over, a restored backup). The
         table is read in slices while the system runs. Raises Unavailable, and what the database raises.
         """
+        if not isinstance(since, int | float) or not 0 <= since < SECONDS_MAX:
+            raise DatabaseMisused(
+                "since must be seconds since the epoch, such as time.time() - 7 * 86_400, or the timestamp() "
+                f"of a datetime, not {since!r:.80}"
+            )
         if not 1 <= slice_rows <= 1000:
             raise DatabaseMisused(f"slice_rows must be from 1 to 1000, not {slice_rows!r}")
         try:
