@@ -728,7 +728,8 @@ class Fence(TxStatusQuerier):
         the database, or the trace of a database that lost a commit (a fail-over, a restored backup). The
         table is read in slices while the system runs. Raises Unavailable, and what the database raises.
         """
-        if not isinstance(since, int | float) or not 0 <= since < SECONDS_MAX:
+        given: object = since
+        if not isinstance(given, int | float) or not 0 <= given < SECONDS_MAX:
             raise DatabaseMisused(
                 "since must be seconds since the epoch, such as time.time() - 7 * 86_400, or the timestamp() "
                 f"of a datetime, not {since!r:.80}"
