@@ -127,7 +127,7 @@ _CREDENTIALS = struct.Struct("3i")
 @prepared
 class Question(msgspec.Struct, frozen=True):
     """``address`` None: the only Ray cluster on this machine. ``version``: both ends must have the same.
-    ``proof``: that the command has Ray's token (ray_token.py)."""
+    ``proof``: that the command has Ray's token (see ``proof`` below)."""
 
     version: str
     read: str

@@ -196,6 +196,14 @@ class TransactionConflict(EscrowMQError):
 class TransactionSettled(TransactionConflict):
     """This very transaction was settled before, or was decided the other way; see ``recorded_state``."""
 
+    def __str__(self) -> str:
+        sent = self.recorded_state == "COMMITTED"
+        then = "its messages are sent: for others" if sent else "to send its messages"
+        return (
+            f"transaction {self.tx_id!r} is already recorded as {self.recorded_state}, which is final; "
+            f"{then} use another id"
+        )
+
 
 def decided_otherwise(tx_id: str, recorded: str) -> TransactionConflict:
     """The error for a decision that contradicts the recorded one."""
@@ -280,17 +288,35 @@ class OffsetOutOfRange(EscrowMQError):
     group is done with it."""
 
     def __init__(
-        self, topic: str, partition: int, offset: int, start: int, end: int, settled: bool = False
+        self,
+        topic: str,
+        partition: int,
+        offset: int,
+        start: int,
+        end: int,
+        settled: bool = False,
+        advice: str = "seek inside it, or set auto_offset_reset",
     ) -> None:
-        super().__init__(topic, partition, offset, start, end, settled)
+        super().__init__(topic, partition, offset, start, end, settled, advice)
         self.topic, self.partition, self.offset, self.start, self.end = topic, partition, offset, start, end
-        self.settled = settled
+        self.settled, self.advice = settled, advice
 
     def __str__(self) -> str:
         where = f"offset {self.offset} of {self.topic}/{self.partition}"
         if self.settled:
             return f"{where} cannot be settled: the partition has [{self.start}, {self.end}] without the end"
-        return f"{where} is outside [{self.start}, {self.end}]; seek inside it, or set auto_offset_reset"
+        return f"{where} is outside [{self.start}, {self.end}]; {self.advice}"
+
+
+class NothingCommitted(OffsetOutOfRange):
+    """There is no committed offset to begin at, and ``auto_offset_reset`` is "none"; ``offset`` is -1."""
+
+    def __str__(self) -> str:
+        return (
+            f"there is no committed offset of {self.topic}/{self.partition}, and auto_offset_reset is "
+            f"'none'; seek to an offset in [{self.start}, {self.end}], or set auto_offset_reset to "
+            "'earliest' or 'latest'"
+        )
 
 
 class DataLoss(EscrowMQError):

@@ -3,8 +3,8 @@
 The layers from top to bottom, each of which imports only layers below it: ``session`` starts Spark and
 registers the source; ``data_source`` is the class that Spark finds by the format's name; ``source`` reads and
 ``sink`` writes, and neither imports the other; ``decode`` turns messages into Arrow. All of them use the
-modules at the root: ``ray_link`` (how a Spark process joins the cluster), ``option_values``, ``collector``
-and ``java``. ``sink_resolve``, ``java`` and ``demo_answers`` are commands (``python -m``). Read
+modules at the root: ``ray_link`` (how a Spark process joins the cluster), ``option_values`` and
+``java``. ``sink_resolve``, ``java`` and ``demo_answers`` are commands (``python -m``). Read
 ``data_source`` first. ``ray_data`` reads and writes the same way for Ray Data, without Spark.
 """
 

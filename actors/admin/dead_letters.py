@@ -3,7 +3,7 @@
 The dead letters of a group are an internal topic with one partition in each broker group. Which of them are
 left is share state, like that of any topic that a group reads: one that was redriven or dropped is final. A
 broker copies a redriven letter into the group's topic of retries and makes it final with one entry of its
-log. Into another topic it is sent by a transaction, whose decision makes it final (redirecting.py). So it is
+log. Into another topic it is sent by a transaction, whose decision makes it final (``Redirecting``). So it is
 redriven once and to one topic, however often, by whomever and to whatever topics that is asked for.
 """
 

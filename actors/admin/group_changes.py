@@ -106,7 +106,7 @@ def plan_reset(
             raise chosen
         assert isinstance(chosen, int)
         if not start <= chosen <= end:
-            raise OffsetOutOfRange(*tp, chosen, start, end)
+            raise OffsetOutOfRange(*tp, chosen, start, end, advice="give one in this range")
         plan.append(OffsetReset(*tp, committed.get(tp), chosen, start, end, id_of(tp[0]), generation))
     return tuple(plan)
 

@@ -406,7 +406,9 @@ class MessageAdmin:
         )
         found: MessageAt = result_of(asked, self._timeout_s)
         if found.code == ResultCode.OUT_OF_RANGE:
-            raise OffsetOutOfRange(topic, partition, offset, found.start, found.end)
+            raise OffsetOutOfRange(
+                topic, partition, offset, found.start, found.end, advice="give one in this range"
+            )
         if found.code == ResultCode.OTHER_TOPIC:
             raise TopicRecreated(topic)
         if found.code:

@@ -143,7 +143,10 @@ def create_topic(
 def _require_same(stated: Mapping[str, int | str], info: Mapping[str, int | str]) -> None:
     differs = _differences(stated, info)
     if differs:
-        raise TopicExists(f"topic {info['name']!r} exists with other settings: {differs}")
+        todo = "give the same settings, or alter the topic"
+        if "partitions" in stated and stated["partitions"] != info["partitions"]:
+            todo = "give the same number of partitions, which cannot be altered, or choose another name"
+        raise TopicExists(f"topic {info['name']!r} exists with other settings: {differs}; {todo}")
 
 
 def _differs_from_group_0(
@@ -394,7 +397,7 @@ def plan_trim(
     plan = []
     for number, offset, (start, end) in zip(wanted, offsets, bounds(wanted), strict=True):
         if not 0 <= offset <= end:
-            raise OffsetOutOfRange(name, number, offset, start, end)
+            raise OffsetOutOfRange(name, number, offset, start, end, advice="give one in this range")
         plan.append(PartitionTrim(number, start, offset, end, topic.topic_id))
     return tuple(plan)
 

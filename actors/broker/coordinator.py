@@ -243,7 +243,7 @@ class GroupCoordinator:
         ids: Mapping[str, int] | None = None,
         generation: int = -1,
     ) -> GroupJoined | GroupCallRefused | InstanceTaken:
-        """Joins, or joins again. A static member (see ``member_names``) replaces an earlier member of its
+        """Joins, or joins again. A static member (client/consumer_groups.py) replaces an earlier one of its
         instance whose session has not expired: it gets that member's partitions, and no other moves.
 
         ``owned``: the partitions that the member still reads, from before a fail-over or an expiry. ``ids``:

@@ -1,7 +1,7 @@
 """Messages that ``poll_arrow`` hands out: record batches, made without a Python object per message.
 
 A chunk is decoded as a whole when the application gets to it, and parts of it are slices of the same memory.
-Only this module and ``row_columns`` need pyarrow and numpy, so they are imported when they are first needed.
+Only this module needs pyarrow and numpy, so it is imported when it is first needed.
 """
 
 from __future__ import annotations

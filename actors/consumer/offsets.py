@@ -27,6 +27,7 @@ from escrowmq.replication.calling.offset_answers import HeldPlaces
 from escrowmq.replication.errors import (
     EscrowMQError,
     InvalidMessage,
+    NothingCommitted,
     OffsetOutOfRange,
     OutcomeUnknown,
     Overloaded,
@@ -314,7 +315,9 @@ def _choose(
         return look.suspect  # the replica without it only lagged
     goal = look.goal if look.goal in ("earliest", "latest") else reset
     if goal == "none":
-        return OffsetOutOfRange(*look.tp, look.suspect if look.goal == "check" else -1, start, end)
+        if look.goal == "check":
+            return OffsetOutOfRange(*look.tp, look.suspect, start, end)
+        return NothingCommitted(*look.tp, -1, start, end)
     return start if goal == "earliest" else end
 
 

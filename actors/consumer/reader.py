@@ -1,7 +1,7 @@
 """Reading a fixed range of one partition in large blobs, for jobs: Spark splits, exports, repairs.
 
 No group, no thread, no state to keep: a loop over fetch calls to any replica, with a few of them under way
-while the caller processes what came (see read_ahead.py). Returns exactly ``[start, end)``: runs that reach
+while the caller processes what came (see ``ReadAhead``). Returns exactly ``[start, end)``: runs that reach
 beyond the range are cut at message boundaries without decoding them. Every failure is a typed error; missing
 data is never skipped silently.
 """
@@ -134,7 +134,7 @@ class ReadAhead:
 
 
 #: Bytes of one fetch. A call costs two to three milliseconds of processor time in total, whatever its size,
-#: and one more per megabyte; the broker has memory ready for answers up to this size (see answer_buffers.py).
+#: and one more per megabyte; the broker has memory ready for answers up to this size (``AnswerBuffers``).
 FETCH_BYTES = 8 << 20
 #: Fetches under way while the caller processes what came. One is enough while the caller is the slower side;
 #: more of them hide the latency of answers, and of a broker that is busy otherwise.

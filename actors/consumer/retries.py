@@ -2,7 +2,7 @@
 
 With ``order="concurrent"`` a message that failed is copied by its broker into the group's topic of retries,
 with a timer, or among its dead letters; only when that is durable may a commit pass the message. Until then,
-and again if that could not be confirmed, it counts as one that waits for redelivery (redelivery.py).
+and again if that could not be confirmed, it counts as one that waits for redelivery (``Redelivery``).
 
 With ``order="ordered"`` see ordered_retries.py.
 

@@ -116,9 +116,17 @@ class ProducerConfig:
         if self.transaction_timeout_s is not None:
             check_positive(self, "transaction_timeout_s")
         if self.message_bytes_max > self.transaction_bytes_max:
-            raise ConfigError("message_bytes_max must not exceed transaction_bytes_max")
+            raise ConfigError(
+                f"message_bytes_max ({self.message_bytes_max}) exceeds transaction_bytes_max "
+                f"({self.transaction_bytes_max}); lower the first, or set transaction_bytes_max to at least "
+                "as much"
+            )
         if self.transaction_bytes_max > self.buffer_bytes:
-            raise ConfigError("transaction_bytes_max must not exceed buffer_bytes: it could never be sent")
+            raise ConfigError(
+                f"transaction_bytes_max ({self.transaction_bytes_max}) exceeds buffer_bytes "
+                f"({self.buffer_bytes}), so the largest transaction could never be sent; lower the first, or "
+                "set buffer_bytes to at least as much"
+            )
 
     @property
     def full_bytes(self) -> int:

@@ -1,7 +1,7 @@
 """The part of a producer that both interfaces (blocking and asyncio) share.
 
 Caller threads put encoded work into an inbox; the router's thread sorts it into the groups' batchers and lets
-the channels send it. Bytes that are queued or under way are counted and bounded (buffer_bound.py): beyond
+the channels send it. Bytes that are queued or under way are counted and bounded (``BufferBound``): beyond
 that bound, callers wait. Nothing here blocks the router's thread or runs user code in it.
 """
 

@@ -141,7 +141,8 @@ class AskedGroup:
     other: bool = False
     #: Messages asked for in the call under way; 0: there is none.
     asked: int = 0
-    #: The number of this call, and that of the last answer that brought messages: see ``share_answers``.
+    #: The number of this call, and that of the last answer that brought messages: see ``share_acquire`` in
+    #: replication/calling/answers.py.
     call: int = 0
     received: int = -1
     not_before: float = 0.0

@@ -43,7 +43,7 @@ from escrowmq.replication.model import Message
 # One order's business transaction: rows in the database and messages in the broker, or neither.
 #
 # The planned mishaps happen here. "The producer stops" is simulated by leaving the transaction undecided, as
-# would a process that dies at that point. (production.py really kills a process.)
+# would a process that dies at that point. (story.py really kills a process.)
 
 
 class ShopQuerier(TxStatusQuerier):

@@ -1,8 +1,8 @@
 """Turns the result of a look into series (name, label values, number). All names are from table.py.
 
 What a process reports about itself is passed on unchanged. Counters of one thing that come from several
-processes are added up here so that they never decrease (``totals.py``), and names that applications choose
-are limited in number (``names.py``). Both need state, so an exporter uses one ``Series`` all its life. Pure:
+processes are added up here so that they never decrease (``Totals``), and names that applications choose
+are limited in number (``Names``). Both need state, so an exporter uses one ``Series`` all its life. Pure:
 the time is taken from the look.
 """
 

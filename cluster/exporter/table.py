@@ -3,8 +3,8 @@
 Names of metrics are defined only here, in ``tables/``, a file for each subject. The exporter refuses a
 sample that is not listed, and the alert rules, the Grafana board and docs/metrics.md are generated from
 this table (``make instruments``). Every label has a bounded number of values: broker groups, replicas and
-reasons are few; of the names that applications choose a limited number is shown (``names.py``), and all
-others count as "other".
+reasons are few; of the names that applications choose a limited number is shown (``Names`` in series.py),
+and all others count as "other".
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Answers commands of the same user that only read, from a process that has joined the cluster.
 
 It serves a few commands at a time, each in its own thread, and tells any other to ask the cluster itself.
-reads.py lists the questions. It never answers for a cluster that the command did not mean.
+``READS`` of cluster/reading_client.py lists the questions. It never answers for a cluster that the command
+did not mean.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 It has no part in the handling of messages: without it, brokers elect leaders and commit as before, and Ray
 still restarts their processes. It is needed when nodes go away and come back. Its own state is a small file
-(cluster_dir), so it can be restarted at any time. Its decisions are pure functions (placement, member_steps).
+(cluster_dir), so it can be restarted at any time. Its decisions are pure functions (member_steps).
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ class Track:
             self.away_since = now
 
     def seen(self) -> Seen:
-        """The input for ``placement.decide``."""
+        """The input for ``member_steps.decide``."""
         return Seen(self.condition, self.node_missing_since, self.retry_at, self.superseded_by)
 
 

@@ -75,5 +75,5 @@ def refuse_another_transaction(
             "a statement that failed (a deadlock of MariaDB, INSERT OR ROLLBACK or a full disk of SQLite) "
             "the database has undone everything, and what followed was another transaction, which must be "
             "rolled back too (a connection in autocommit has committed it already: look at its rows). Do not "
-            "catch such an error inside the block; run the business again"
+            "call rollback() or catch such an error inside the block; run the business again"
         )

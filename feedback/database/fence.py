@@ -251,6 +251,8 @@ TABLE = "escrowmq_fence"
 LOCK_TIMEOUT_S = 2.0
 #: How many targets are remembered as the fence's database; other connections are checked again.
 TARGETS_MAX = 256
+#: What is larger is taken for milliseconds, which an audit would read as a time without rows.
+SECONDS_MAX = 1e11
 
 
 class Fence(TxStatusQuerier):
@@ -331,7 +333,7 @@ class Fence(TxStatusQuerier):
 
         Prepares the messages, begins the database transaction with the fence's row, runs the block, commits
         the database, then the messages. An exception in the block rolls both back. Do not commit or roll
-        back inside the block.
+        back inside the block: leaving it does. If the block did, OutcomeUnknown says so in a note.
 
         Raises what ``prepare`` raises (then nothing has happened); FenceLost if a check came first (both are
         rolled back); AlreadyDone if a local transaction of this ``tx_id`` committed before (the messages are
@@ -634,7 +636,10 @@ class Fence(TxStatusQuerier):
     def ended_inside(tx: ProducedTransaction) -> OutcomeUnknown:
         """The error for a block that ended its transaction itself: the check finds out the outcome."""
         unknown = OutcomeUnknown(tx.tx_id)
-        unknown.add_note("(the database transaction was committed or rolled back inside the fence's block)")
+        unknown.add_note(
+            "(the database transaction was committed or rolled back inside the fence's block; the check "
+            "carries out what it did. Do not commit or roll back inside the block: leaving it does)"
+        )
         return unknown
 
     def _commit(self, link: Link, tx: ProducedTransaction, entered_ms: int | None) -> None:
@@ -716,12 +721,19 @@ class Fence(TxStatusQuerier):
             raise self.explained(error) from error
 
     def audit(self, admin: TransactionStates, since: float, *, slice_rows: int = 1000) -> Audited:
-        """Compare the app's rows since ``since`` (seconds since the epoch) with what the broker has recorded.
+        """Compare the app's rows since ``since`` (seconds since the epoch, as of ``time.time()``) with what
+        the broker has recorded.
 
         ``admin``: ``cluster.admin``. A difference is a transaction that an operator decided differently from
         the database, or the trace of a database that lost a commit (a fail-over, a restored backup). The
         table is read in slices while the system runs. Raises Unavailable, and what the database raises.
         """
+        given: object = since
+        if not isinstance(given, int | float) or not 0 <= given < SECONDS_MAX:
+            raise DatabaseMisused(
+                "since must be seconds since the epoch, such as time.time() - 7 * 86_400, or the timestamp() "
+                f"of a datetime, not {since!r:.80}"
+            )
         if not 1 <= slice_rows <= 1000:
             raise DatabaseMisused(f"slice_rows must be from 1 to 1000, not {slice_rows!r}")
         try:

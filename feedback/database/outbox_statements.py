@@ -33,7 +33,8 @@ CONTENT_BYTES_MAX = 64 << 20
 _ORDER_KEY_BYTES = 16
 
 _encode = msgspec.msgpack.Encoder().encode
-#: Topic, partition or None, key or None, value, headers or None, delivery time (see delivery_times.py).
+#: Topic, partition or None, key or None, value, headers or None, delivery time (as of
+#: replication/delivery_times.py).
 _Fields = tuple[str, int | None, bytes | None, bytes, dict[str, bytes] | None, int]
 _decode = msgspec.msgpack.Decoder(_Fields).decode
 

@@ -35,7 +35,10 @@ ALTERABLE = frozenset(UNSTATED.keys() - {"partitions"})
 def alter_problem(name: str, settings: Mapping[str, object]) -> str | None:
     """Why a client's ALTER_TOPIC is refused; None: it is accepted."""
     if "partitions" in settings:
-        return "the number of partitions cannot be altered: keys would move to other partitions"
+        return (
+            "the number of partitions cannot be altered: keys would move to other partitions; create another "
+            "topic with that number, and send to it"
+        )
     return settings_problem(name, settings)
 
 

@@ -1,9 +1,9 @@
 """Searching one replica's messages by key, transaction id, business key or header.
 
 For a header all rows are read. For the others a block of 65,536 offsets is read once, when a question first
-needs it, and what was found is kept as a ``.find`` file (find_files.py). Clients ask followers, so the leader
+needs it, and what was found is kept as a ``.find`` file (below). Clients ask followers, so the leader
 has no work with it; nothing is done while messages are written. One block is read at a time, in a
-thread of its own that exists once somebody has searched; finding.py says how much of a core it may use.
+thread of its own that exists once somebody has searched; below is how much of a core it may use.
 
 An answer says up to which offset it holds, and it never names a message that was not compared itself.
 """

@@ -1,7 +1,7 @@
 """A replica without a usable log takes a copy from the group's leader before it takes part again.
 
 Needed when the directory is empty although the group has a history (a new or wiped disk), when the log is
-damaged beyond mending (mending.py), and when the leader's log no longer reaches back to where ours ends. A
+damaged beyond mending (``Mender``), and when the leader's log no longer reaches back to where ours ends. A
 replica that no longer knows its log's end or its vote may have voted for, and acknowledged, things
 that it has forgotten. So it stays silent until it holds all that the leader had when asked, and starts in
 the leader's term with its vote given to that leader.

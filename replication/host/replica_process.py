@@ -29,8 +29,8 @@ from escrowmq.replication.state.machine import StateMachine
 #
 # The result is a running replica, or an error, with no thread or open file left behind. The
 # locked directory stays the caller's, who may try again. The previous process left marks of what it knew
-# beside the log (marks.py); restoring.py decides by them, and repair.py explains when a replica needs a copy
-# of the leader's log. Here is what only a real process does: newcomers, ports, threads.
+# beside the log (``Marks`` in log/datadir.py); restoring.py decides by them, and repair.py explains when a
+# replica needs a copy of the leader's log. Here is what only a real process does: newcomers, ports, threads.
 
 
 def in_a_thread(look: Look) -> Look:

@@ -3,8 +3,8 @@ finds that it lost it, and then remembers that before anything else.
 
 A rule of order is at stake here and nowhere else: a replica that may have forgotten a promise has the learner
 mark on its disk *before* a copy of the log hides what it lost. Everything is passed in, the disk and the
-waiting as well, so that the simulator runs this over disks that lose power between any two steps; opening.py
-holds what only a real process does.
+waiting as well, so that the simulator runs this over disks that lose power between any two steps;
+replica_process.py holds what only a real process does.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """One running replica: its locked directory, its log and state, and the driver in whose thread they live.
 
-No replica is ever half-built: opening.py repairs and recovers first, and a ``RunningReplica`` takes part in
+No replica is ever half-built: ``open_in`` repairs and recovers first, and a ``RunningReplica`` takes part in
 its group from its first moment. Callers use its parts, each of which holds it (requests, reads, due_checks,
 inspection, snapshots), from any thread; the log, the state and the node change in the driver's thread
 only.
@@ -601,7 +601,7 @@ class RunningReplica:
         self._noted_version = members.version
 
     def told(self, epoch: int, members: Sequence[str]) -> None:
-        """A caller that may know says that these are the group's members; see peer_list.py. Any thread;
+        """A caller that may know says that these are the group's members; see ``PeerList``. Any thread;
         raises Closed, TimeoutError."""
         self.setup.peers.tell(epoch, members)
         # Not only those that are new to the list: they may have been told while the node was being built.

@@ -73,7 +73,7 @@ class Sharing:
         call: int = UNNUMBERED,
         received: int = UNNUMBERED,
     ) -> Reply:
-        """Messages for a member, leased to it; see share_answers.py. ``lease_s`` None: as the group has it
+        """Messages for a member, leased to it; see calling/answers.py. ``lease_s`` None: as the group has it
         set. Raises Unavailable while what it would read is being mended, and once the replica is closed."""
         problem = _problem(group, member) or _acquire_problem(topics, max_records, max_bytes, lease_s, wait_s)
         if type(call) is not int or type(received) is not int:

@@ -1,4 +1,5 @@
-"""Entries of a log that are damaged, and what is still known about them: their positions and terms.
+"""Entries of a log that are damaged, and what is still known about them: their positions and terms. And what
+is no damage but a torn tail, which a start may cut off (``is_torn``).
 
 One flipped bit makes one entry unreadable, but nothing else is lost: the entries around it are sound, and so
 is the log's end, on which alone votes and acknowledgements depend. Such a gap is a *hole*: its

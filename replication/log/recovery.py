@@ -1,8 +1,8 @@
 """Opening a log: which segments exist, what they hold, and cutting off the torn tail.
 
 The sidecar of a sealed segment is trusted (without one the segment is scanned); the newest segment
-is scanned entry by entry. Only there may anything be cut off, and only what torn.py calls torn. Its
-last batch is rewritten and synced before it counts: after a crash of the process alone it may be
+is scanned entry by entry. Only there may anything be cut off, and only what ``is_torn`` (holes.py) calls
+torn. Its last batch is rewritten and synced before it counts: after a crash of the process alone it may be
 only in the page cache, and after a failed sync the kernel considers it clean, so that another sync would
 write nothing and report success. Nothing is ever repaired by guessing: a gap, a misnamed file or a bad
 checksum raises an error. Only where the caller can have single entries mended from another replica

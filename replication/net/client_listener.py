@@ -7,7 +7,7 @@ the actor gets the key.
 
 Bounds: connections, strangers among them, seconds for the greeting, the length of a frame, bytes of requests
 that wait to be checked, time for checking them in one turn of the loop, and bytes of answers that clients
-do not read (unread_answers.py).
+do not read (``UnreadAnswers``).
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A certificate means "belongs to this cluster" because the cluster's own authorit
 are not compared: replicas move between hosts. The handshake inside (handshake.py) proves which replica it is;
 it is bound to this very channel, so that a man in the middle cannot relay it.
 
-Pure: bytes in, bytes out, over OpenSSL's memory buffers. So the limits of connection.py (unauthenticated
+Pure: bytes in, bytes out, over OpenSSL's memory buffers. So the limits of tcp.py (unauthenticated
 connections, seconds, bytes) hold with TLS as without, and an unfinished TLS handshake counts as
 unauthenticated.
 """

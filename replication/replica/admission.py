@@ -256,7 +256,7 @@ class Admission:
         carry_ahead_ms: int = AHEAD_MS,
         bodies: PrefetchedBodies | None = None,
     ) -> None:
-        """``duty``: calls ``compose``. ``bodies``: see ``prefetched_bodies.py``; None: they are read here."""
+        """``duty``: calls ``compose``. ``bodies``: see ``PrefetchedBodies``; None: they are read here."""
         bodies = bodies or NobodyReads()
         copied_from = LogBehindBodies(log, bodies)
         self._state, self._log, self._duty = state, log, duty

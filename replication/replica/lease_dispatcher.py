@@ -1,7 +1,7 @@
 """Where share consumers ask a leader for messages: who waits, who is served, whose lease is over.
 
 **Confirmed rounds.** A leader that was deposed without knowing it would hand out what was acknowledged to its
-successor. So nothing is handed out before a round has shown that this replica still leads (read_index.py).
+successor. So nothing is handed out before a round has shown that this replica still leads (``ReadIndex``).
 One round serves all calls that wait for one. A call that finds nothing waits without a round, and takes part
 in one when there is something.
 """

@@ -257,7 +257,7 @@ class Releases:
         return self._in_memory(_fitting(found, copied, segment), copied, segment, now_ms)
 
     def _in_memory(self, records: list[bytes], copied: int, segment: int, now_ms: int) -> list[bytes]:
-        """As many as can be written without a look at a disk; see ``prefetched_bodies.py``."""
+        """As many as can be written without a look at a disk; see ``PrefetchedBodies``."""
         wanted = needed(records, segment, copied)
         lacking = next((record for record in wanted if is_lacking(record, self._bodies)), None)
         if lacking is None:

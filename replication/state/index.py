@@ -8,7 +8,7 @@ the segment being written are on the heap.
 
 Offsets are assigned when an entry is applied, so at commit: an open transaction leaves no gap.
 One thread appends; any number of threads read. Only reading takes longer with more runs
-(see stored_runs.py), and no operation has to visit all partitions at once (see cuts.py).
+(see stored_runs.py), and no operation has to visit all partitions at once (see ``Cuts``).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Final is final: no message below the start or in a range is handed out to the group again. Retention moves the
 start, too: what it passes unhandled has expired. That is computed when a pair is looked at, because a
-retention has to visit all partitions at once (see cuts.py).
+retention has to visit all partitions at once (``Cuts`` in index.py).
 
 A snapshot may hold the table: from then until it is released, a pair is copied before it changes for the
 first time, as consumer groups are (group_offsets.py).

@@ -1,6 +1,6 @@
 """Snapshots of the replicated state, so that recovery reads only the log that follows.
 
-Taken after a segment roll (capture.py). ``encode`` may run in any thread. It calls ``rest`` after every half
+Taken after a segment roll (``Capture``). ``encode`` may run in any thread. It calls ``rest`` after every half
 millisecond or so, for its caller to sleep a moment: a thread that never waits gives the interpreter lock up
 only every 5 ms, and a commit needs the lock many times in the other threads. Runs of partition indexes go to
 separate run files, one per interval, and are not written again; so do messages that wait for their time.
@@ -448,7 +448,7 @@ def adopt(state: StateMachine, slot: int, table: Table) -> None:
 #
 # A ``Capture`` is the whole state after one index, although it is assembled in many steps: the thread that
 # applies entries also sends heartbeats, and visiting 200,000 partitions takes longer than an election
-# time-out. Small or immutable parts are taken at the start. Partitions are cut (cuts.py) and consumer
+# time-out. Small or immutable parts are taken at the start. Partitions are cut (index.py) and consumer
 # groups held (group_offsets.py) at that moment: one that changes before the capture has visited it keeps
 # its old value for the capture.
 

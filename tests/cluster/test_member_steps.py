@@ -424,7 +424,7 @@ def happen(world: World, kind: str, about: object) -> None:
         world.nodes.discard(str(about))
     elif kind == "return":
         world.nodes.add(str(about))
-    elif kind == "replace":  # under its own number: see placement.py
+    elif kind == "replace":  # under its own number: see supervisor/member_steps.py
         assert isinstance(about, tuple)
         rid, node = about
         closed = world.drained | world.maintained | {seat.node for seat in world.seats.values()}

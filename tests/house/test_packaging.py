@@ -103,6 +103,11 @@ def test_everything_that_gets_installed_is_pinned() -> None:
         assert tool in pins
 
 
+def test_the_source_distribution_has_the_versions_that_the_readme_tells_to_use() -> None:
+    assert "-c constraints.txt" in (ROOT / "README.md").read_text()
+    assert "include constraints.txt" in (ROOT / "MANIFEST.in").read_text().splitlines()
+
+
 def test_what_is_pinned_accepts_the_oldest_python_that_is_promised() -> None:
     """Debian 12 has Python 3.11.2, and a pin that asks for 3.11.5 would end its installation."""
     from packaging.specifiers import SpecifierSet

@@ -50,7 +50,7 @@ from tests.scenarios.group import KINDS, Group, Replica, is_one
 Lines = Iterator[str] | None
 Function = Callable[..., Lines]
 COMMANDS: list[tuple[re.Pattern[str], Function]] = []
-CANDIDATE = 1  # a role between those that pysync.py names
+CANDIDATE = 1  # a role between those that raft/pysync.py names
 WHO, KIND = r"(r\d(?: r\d)*)", f"({'|'.join(KINDS)})"
 ACTS = {"adds": Act.ADD, "promotes": Act.PROMOTE, "removes": Act.REMOVE, "drops": Act.DROP}
 

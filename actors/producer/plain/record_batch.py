@@ -2,7 +2,7 @@
 
 There is one parcel for all messages that leave the inbox together, and no object per message that Python's
 garbage collector tracks: their rows are ``bytes``, and a caller's future is a parcel and a number
-(send_future.py). A tracked object per message costs more than everything else about the message: 100,000 of
+(``SendFuture``). A tracked object per message costs more than everything else about the message: 100,000 of
 them under way make the collector visit them, and the application's own objects, again and again.
 
 A future holds its parcel, and nothing else does once all of its messages have ended: so a result is kept

@@ -82,8 +82,8 @@ def test_what_is_stated_changes_in_every_group_and_the_rest_stays() -> None:
 @pytest.mark.parametrize(
     ("settings", "problem"),
     [
-        ({"partitions": 8}, "number of partitions cannot be altered"),
-        ({"partitions": None}, "number of partitions cannot be altered"),
+        ({"partitions": 8}, "number of partitions cannot be altered.*; create another topic"),
+        ({"partitions": None}, "number of partitions cannot be altered.*; create another topic"),
         ({"retention": None}, "unknown topic setting 'retention'"),
         ({"retention_ms": "7d"}, "must be int"),
         ({"retention_ms": True}, "must be int"),

@@ -93,7 +93,7 @@ def test_messages_go_and_what_is_open_stays(
     brokers.produce(name, 0, [b"%d" % n for n in range(8)])
     assert group.submit(prepare(["open"], topic=name, app="shop")) == [[0]]
     brokers.produce(name, 0, [b"8", b"9"])
-    with pytest.raises(OffsetOutOfRange):
+    with pytest.raises(OffsetOutOfRange, match=r"is outside \[0, 10\]; give one in this range"):
         admin.trim_topic(name, 11)
     assert admin.plan_trim(name, 4)[0].messages == 4
     assert admin.describe_topic(name).partitions[0].start == 0, "a plan changes nothing"

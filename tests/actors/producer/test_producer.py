@@ -162,6 +162,26 @@ def test_nonsensical_settings_are_refused_where_they_are_written(settings: dict[
         ProducerConfig(**settings)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (
+            {"message_bytes_max": 3000, "transaction_bytes_max": 2000},
+            r"message_bytes_max \(3000\) exceeds .* \(2000\); .* set transaction_bytes_max to at least",
+        ),
+        (
+            {"message_bytes_max": 1000, "transaction_bytes_max": 2000, "buffer_bytes": 1500},
+            r"transaction_bytes_max \(2000\) exceeds .* \(1500\).*; .* set buffer_bytes to at least",
+        ),
+    ],
+)
+def test_bounds_that_do_not_fit_each_other_are_told_with_their_values(
+    settings: dict[str, int], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        ProducerConfig(**settings)  # type: ignore[arg-type]
+
+
 # ---------------------------------------------------------------- limits and losses
 
 

@@ -17,7 +17,7 @@ from escrowmq.cluster.exporter.table import BY_NAME, METRICS
 from tests.support.prometheus import promtool
 
 ROOT = Path(__file__).resolve().parents[3]
-#: Values of these are few whatever applications do, or have a bound in names.py.
+#: Values of these are few whatever applications do, or have a bound in exporter/series.py.
 BOUNDED = {"group", "replica", "process", "label", "reason", "result", "outcome", "by"}
 LIMITED = {"topic", "app", "consumer_group"}
 _NAME = re.compile(r"escrowmq_\w+")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -51,6 +53,10 @@ def test_what_differs_for_good_is_listed_and_nothing_else(shop: Shop) -> None:
     assert (found.read, found.open, found.forgotten) == (6, 1, 1)
     with pytest.raises(DatabaseMisused, match="slice_rows"):
         fence.audit(admin, 0.0, slice_rows=0)
+    wrong: list[Any] = [datetime.now(UTC), "yesterday", None, -1.0, float("nan"), time.time() * 1000]
+    for since in wrong:
+        with pytest.raises(DatabaseMisused, match="since must be seconds since the epoch"):
+            fence.audit(admin, since)
 
 
 def test_metadata_makes_the_table_that_the_fence_makes(shop: Shop) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,16 +16,22 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session
 
+from escrowmq import Message, StreamRecord
 from escrowmq.feedback.database.failures import StatementFailure, failure_of
 from escrowmq.integrations import (
+    AlreadyDone,
     AsyncInbox,
     DatabaseMisused,
     Inbox,
     NoDatabaseTransaction,
+    Outbox,
+    OutboxRelay,
     TableMissing,
 )
+from escrowmq.replication.errors import TransactionSettled
+from escrowmq.testing import InMemoryCluster
 from tests.support.inboxes import Accounts, race, record
-from tests.support.shops import DRIVERS, LEVELS, Shop, ShopMaker
+from tests.support.shops import DRIVERS, LEVELS, Shop, ShopMaker, closing_shops
 
 
 @pytest.fixture
@@ -260,3 +268,62 @@ def test_a_connection_in_autocommit_is_refused(accounts: Accounts) -> None:
         raise AssertionError("not reached")
     connection.close()
     assert accounts.rows() == 0
+
+
+# ------------------------------------------------------------ records that become messages
+
+
+class HandledBefore(Exception):
+    """As in the guide: the record has its row already."""
+
+
+@pytest.mark.parametrize("way", ["obvious", "exception", "origin", "outbox"])
+def test_a_redelivered_record_becomes_one_message_in_the_ways_of_the_guide(tmp_path: Path, way: str) -> None:
+    """Its first handling fails, the second one succeeds, the third is a redelivery."""
+    with closing_shops(None, tmp_path, False) as make, InMemoryCluster() as cluster:
+        shop = make()
+        cluster.admin.create_topic("invoices")
+        inbox = Inbox(shop.engine, group="billing")
+        inbox.create_table()
+        outbox = Outbox(shop.engine)
+        outbox.create_table()
+        relay = OutboxRelay(outbox, cluster, app="relay")
+        producer = cluster.producer(app="shop", tx_status_querier=shop.fence)
+        invoice, taken = Message("invoices", b"1"), StreamRecord("orders", 0, 1, 7, None, b"1", {}, None)
+        origin = "/".join(map(str, taken.origin)) if way == "origin" else None
+
+        def handle(fails: bool) -> None:
+            if way == "outbox":
+                with shop.engine.begin() as db, inbox.once(db, taken) as first:
+                    if first:
+                        outbox.send(db, invoice)
+                    if fails:
+                        raise ZeroDivisionError
+                return
+            with (
+                contextlib.suppress(HandledBefore),
+                shop.fence.transaction(producer, invoice, tx_id=origin) as (_, db),
+                inbox.once(db, taken) as first,
+            ):
+                if way == "exception" and not first:
+                    raise HandledBefore
+                if fails:
+                    raise ZeroDivisionError
+
+        if way == "origin":
+            handle(False)
+            with pytest.raises(AlreadyDone):
+                handle(False)
+            taken = replace(taken, offset=2)
+            origin = "/".join(map(str, taken.origin))
+        with pytest.raises(ZeroDivisionError):
+            handle(True)
+        for _ in range(2):
+            with pytest.raises(TransactionSettled) if way == "origin" else contextlib.nullcontext():
+                handle(False)
+        relay.send_waiting()
+        cluster.clock.advance(90.0)
+        relay.close()
+        with cluster.consumer("reader", ["invoices"], auto_offset_reset="earliest") as reader:
+            read = [len(reader.poll(timeout_s=1.0)) for _ in range(3)]
+        assert sum(read) == (2 if way == "obvious" else 1)

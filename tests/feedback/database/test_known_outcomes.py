@@ -586,6 +586,51 @@ def test_a_block_that_calls_rollback_and_tries_again(
         agree(cluster, shop, set())
 
 
+@pytest.mark.parametrize(
+    ("plain", "ends", "goes_on", "fails", "raised", "stored"),
+    [
+        (True, "commit", False, False, OutcomeUnknown, {"1"}),
+        (True, "commit", True, False, None, {"1", "2"}),
+        (True, "commit", True, True, TransactionSettled, {"1"}),
+        (True, "rollback", False, True, OutcomeUnknown, set()),
+        (True, "rollback", True, False, NoDatabaseTransaction, set()),
+        (True, "rollback", True, True, ValueError, set()),
+        (False, "commit", True, False, OutcomeUnknown, {"1"}),
+        (False, "commit", True, True, OutcomeUnknown, {"1"}),
+        (False, "rollback", True, True, OutcomeUnknown, set()),
+    ],
+)
+def test_a_block_that_ends_its_transaction_itself(
+    cluster: InMemoryCluster,
+    tmp_path: Path,
+    plain: bool,
+    ends: str,
+    goes_on: bool,
+    fails: bool,
+    raised: type[Exception] | None,
+    stored: set[str],
+) -> None:
+    """The table in the guide. A driver only tells that none is open: the next statement hides it."""
+    with closing_shops(None, tmp_path, plain) as make:
+        shop = make()
+        producer = cluster.producer(app="shop", tx_status_querier=shop.fence)
+        with (
+            contextlib.nullcontext() if raised is None else pytest.raises(raised) as ended,
+            shop.fence.transaction(producer, Message("orders", b"1")) as (_, db),
+        ):
+            for order in ("1", "2") if goes_on else ("1",):
+                sql = f"insert into {shop.orders} values ('{order}')"
+                db.execute(sql if plain else sa.text(sql))
+                if order == "1":
+                    getattr(db, ends)()
+            if fails:
+                raise ValueError("too late")
+        if raised is OutcomeUnknown:
+            assert "inside the block: leaving it does" in ended.value.__notes__[0]
+        cluster.clock.advance(LATER_S)
+        assert shop.stored() == stored and readable(cluster) == stored & {"1"}
+
+
 @pytest.mark.parametrize("kind", ["postgresql", "mariadb"])
 def test_a_block_that_commits_inside_and_then_fails(
     cluster: InMemoryCluster, server_of: Callable[[str], Server | None], tmp_path: Path, kind: str

@@ -219,7 +219,8 @@ def test_sessions_and_registries_of_them(tmp_path: Path) -> None:
 def test_a_block_that_ends_its_transaction_itself_leaves_it_to_the_check(shop: Shop) -> None:
     with pytest.raises(OutcomeUnknown) as committed, shop.fence.local(Tx("1")) as db:
         db.commit()
-    assert "inside the fence's block" in committed.value.__notes__[0]
+    (note,) = committed.value.__notes__
+    assert "inside the fence's block" in note and "inside the block: leaving it does" in note
     with pytest.raises(OutcomeUnknown), shop.fence.local(Tx("2")) as db:
         db.commit()
         raise ValueError("behind the commit: the messages must not be rolled back")

@@ -41,7 +41,7 @@ def test_a_topic_is_altered_at_its_entry() -> None:
 @pytest.mark.parametrize(
     ("settings", "problem"),
     [
-        ({"partitions": 4}, "number of partitions cannot be altered"),
+        ({"partitions": 4}, "move to other partitions; create another topic with that number"),
         ({"retention": 4}, "unknown topic setting 'retention'"),
         ({"retention_ms": "4"}, "must be int"),
         ({"retention_ms": -2}, "-1 (unlimited) or more"),

@@ -180,7 +180,7 @@ class Checker:
             )
 
     def _voted(self, replica: Observed) -> None:
-        """Check the vote on the replica's disk, unless the replica lost its disk (see rejoin.py)."""
+        """Check the vote on the replica's disk, unless the replica lost its disk (see raft/rejoin.py)."""
         if replica.learner:
             self._ballots.pop(replica.name, None)
             return

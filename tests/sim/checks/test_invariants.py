@@ -1,4 +1,4 @@
-"""Proves that each invariant of checks.py is checked: a sound history of three replicas, then one bad step.
+"""Proves that each of invariants.py is checked: a sound history of three replicas, then one bad step.
 
 Random schedules with planted faults (tests/controls) reach most kinds, but not all, and not by a step that is
 easy to read. The replicas (seen_group.py) have only what the checker looks at.

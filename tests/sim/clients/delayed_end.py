@@ -35,8 +35,8 @@ TopicPartition = tuple[str, int]
 
 @dataclass(eq=False, slots=True)
 class Item:
-    """One message. ``time_ms``: as it was sent, see timer_ops.py. ``due_ms``: known once it is effective.
-    ``life``: the id of the topic that it was sent to."""
+    """One message. ``time_ms``: as it was sent, see format/timer_ops.py. ``due_ms``: known once it is
+    effective. ``life``: the id of the topic that it was sent to."""
 
     id: str
     partition: TopicPartition

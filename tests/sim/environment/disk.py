@@ -129,7 +129,7 @@ class SimDisk(Disk):
 
     def __init__(self, rng: random.Random, *, capacity: int | None = None) -> None:
         self.rng, self.capacity = rng, capacity
-        #: What is free beside the reserve, for decisions only (rooms.py); None: plenty, and nobody looks.
+        #: What is free beside the reserve, for decisions (disk_space.py); None: plenty, and nobody looks.
         self.spare: int | None = None
         self.operations = 0  # changing operations, counted for ``stop_after``
         self.syncs = 0

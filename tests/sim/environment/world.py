@@ -19,7 +19,7 @@ WALL_S = 1.7e9  # what wall clocks add to virtual time
 class Violation(BaseException):
     """A promise was broken; the text says how. No handler of the code under test may catch it.
 
-    ``kind`` names the promise in one word: an invariant of checks.py, or an anomaly of a history.
+    ``kind`` names the promise in one word: an invariant of invariants.py, or an anomaly of a history.
     """
 
     def __init__(self, text: str, kind: str = "promise") -> None:

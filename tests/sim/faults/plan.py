@@ -54,8 +54,8 @@ GHOST_NUMBERS = 1000  # their names in ``--only-faults`` begin here, however man
 CHANGE = "change-members"
 CHANGES = {"per_schedule": (0,), "per_group": (0, 0, 1)}
 CHANGE_NUMBERS = 100_000
-#: The free space of a disk hovers around its reserve (rooms.py). No plan of a seed has it, so that old seeds
-#: stay as they are: campaigns aim at it, and tests ask for it.
+#: The free space of a disk hovers around its reserve (disk_space.py). No plan of a seed has it, so that old
+#: seeds stay as they are: campaigns aim at it, and tests ask for it.
 SCARCE = "scarce-room"
 SCARCE_NUMBERS = 200_000
 SCARCE_PAUSE_S = 4.0

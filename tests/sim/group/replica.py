@@ -165,8 +165,8 @@ class SimReplica:
             self.crash_at_effect(rng.randrange(rng.choice((4, 40))), True)
 
     def recover(self, doubtful: bool) -> SimReplica:
-        """Open the log and the state, as ``opening.py`` does after the repair. What it asks to be called
-        later belongs to this attempt."""
+        """Open the log and the state, as host/replica_process.py does after the repair. What it asks to be
+        called later belongs to this attempt."""
         sim, self.incarnation = self.sim, self.incarnation + 1
         try:
             self.journal = SegmentJournal(

@@ -40,7 +40,7 @@ class Layout:
         return self.narrow is not None and self._rng.random() < FOR_GOOD
 
     def topics_of(self, topics: Iterable[str]) -> Mapping[int, list[str]]:
-        """Broker group -> which of these topics have partitions there, as ``beginning.py`` finds it."""
+        """Broker group -> which of these topics have partitions there (share_consumer/session.py)."""
         names = sorted(topics)
         found = {gid: [t for t in names if self.partitions[t] > gid] for gid in range(self._groups)}
         return {gid: some for gid, some in found.items() if some}
