@@ -26,7 +26,8 @@ class ConsumerConfig:
     auto_offset_reset: str = "latest"
     #: Bytes of one fetch, at most. A consumer begins with 1 MiB and doubles while full answers come within a
     #: quarter of a second: fewer and larger calls cost less per message (half as much time with 256 B), and a
-    #: slow way is not given more than it carries. A smaller ``buffer_bytes`` is the default's bound.
+    #: slow way is not given more than it carries. A call that waits for news asks for 1 MiB. At most half of
+    #: ``buffer_bytes``, which also bounds the default.
     fetch_bytes: int = FETCH_BYTES
     #: How long a fetch waits at the broker for new messages. A replica that stays silent for this long plus
     #: ``channel.probe_after_s`` is given up for another, so this bounds the pause when one dies; the four

@@ -137,8 +137,8 @@ class _FetchCall:
     sent: float
     wait_s: float
     give_up_at: float
-    #: Asked for. The memory that its answer may take.
-    bytes: int
+    #: What it asks for, and what its answer may take of the memory.
+    size: int
     #: Its partitions are asked for by a later call.
     replaced: bool = False
 
@@ -153,6 +153,7 @@ class Fetches:
         config: ConsumerConfig,
         start: Callable[[int, int, tuple[Any, ...], int], None],
         counted: Counted | None = None,
+        first_bytes: int = FIRST_BYTES,
     ) -> None:
         """``start(gid, rid, fetch arguments, token)`` begins a call and returns at once."""
         self._positions, self._choice, self._config, self._start = positions, choice, config, start
@@ -161,7 +162,10 @@ class Fetches:
         self._token = 0
         self._silence = Backoff(config.channel.probe_after_s, SILENCE_S_MAX)
         self._silences = 0  # calls in a row that were given up
-        self._bytes = min(FIRST_BYTES, config.fetch_bytes)  # of the next call
+        self._least = min(first_bytes, config.fetch_bytes)
+        # Two at least find room, so that one is read while the other is on its way.
+        self._most = max(self._least, min(config.fetch_bytes, config.buffer_bytes // 2))
+        self._size = self._least  # of the next call for partitions of which there is more
         self._counted = counted or Counted()
         #: The last error, for the explanation why nothing comes.
         self.last_error: BaseException | None = None
@@ -171,27 +175,31 @@ class Fetches:
         for token, call in list(self._calls.items()):
             if now >= call.give_up_at:
                 self._give_up(token, call, now)
-        abandoned_bytes = [call.bytes for call in self._calls.values() if self._is_abandoned(call)]
-        under_way_bytes = sum(call.bytes for call in self._calls.values()) - sum(
-            abandoned_bytes[:ABANDONED_MAX]
-        )
-        ready, room = self._positions.wanted(now, under_way_bytes, self._bytes)
+        under_way_bytes = sum(call.size for call in self._calls.values())
+        abandoned_sizes = [call.size for call in self._calls.values() if self._is_abandoned(call)]
+        under_way_bytes -= sum(abandoned_sizes[:ABANDONED_MAX])
+        ready, room = self._positions.wanted(now, under_way_bytes, self._least)
         by_replica: dict[tuple[int, int], list[PartitionState]] = {}
         for state in ready:
             rid = self._choice.pick(state.gid, state.turn, now)
             by_replica.setdefault((state.gid, rid), []).append(state)
         for (gid, rid), states in by_replica.items():
             under_way, abandoned = self._under_way(gid, rid)
-            if room > 0 and under_way >= self._config.fetch_calls_in_flight and abandoned < ABANDONED_MAX:
+            fits = room >= self._least
+            if fits and under_way >= self._config.fetch_calls_in_flight and abandoned < ABANDONED_MAX:
                 freed = self._make_way(gid, rid, states)
                 states = states + freed
                 under_way -= bool(freed)
-            if room > 0 and under_way < self._config.fetch_calls_in_flight:
-                room -= 1
+            if fits and under_way < self._config.fetch_calls_in_flight:
                 wait_s = self._config.fetch_wait_s
                 if abandoned >= ABANDONED_MAX // 2:
                     wait_s = min(wait_s, BRIEF_WAIT_S)
-                self._send(gid, rid, states[:PARTITIONS_PER_CALL_MAX], wait_s, now)
+                asked = states[:PARTITIONS_PER_CALL_MAX]
+                # A call that parks, since there is nothing yet, must not keep memory from the others.
+                parks = all(state.caught_up for state in asked)
+                size = self._least if parks else min(self._size, room)
+                room -= size
+                self._send(gid, rid, asked, size, wait_s, now)
         times = [call.give_up_at for call in self._calls.values()]
         return min([*times, self._positions.next_wakeup(now) or now + SLEEP_S_MAX, now + SLEEP_S_MAX])
 
@@ -223,17 +231,19 @@ class Fetches:
                 return awaited
         return []
 
-    def _send(self, gid: int, rid: int, states: list[PartitionState], wait_s: float, now: float) -> None:
+    def _send(
+        self, gid: int, rid: int, states: list[PartitionState], size: int, wait_s: float, now: float
+    ) -> None:
         self._token += 1
         asked = [(state.tp, state.epoch, state.fetch_offset) for state in states]
         for state in states:
             state.in_flight = self._token
         give_up_at = now + wait_s + self._silence.pause_s(self._silences)
-        self._calls[self._token] = _FetchCall(gid, rid, asked, now, wait_s, give_up_at, self._bytes)
+        self._calls[self._token] = _FetchCall(gid, rid, asked, now, wait_s, give_up_at, size)
         requests = [
             (state.topic, state.partition, state.fetch_offset, *self._named(state)) for state in states
         ]
-        self._start(gid, rid, (requests, self._bytes, wait_s), self._token)
+        self._start(gid, rid, (requests, size, wait_s), self._token)
 
     @staticmethod
     def _named(state: PartitionState) -> tuple[int, ...]:
@@ -246,7 +256,7 @@ class Fetches:
         if len(self._given_up) > GIVEN_UP_MAX:
             del self._given_up[next(iter(self._given_up))]
         self._silences += 1
-        self._bytes = min(FIRST_BYTES, self._config.fetch_bytes)
+        self._size = self._least
         self._counted.fetches_failed += 1
         self._choice.failed(call.gid, call.rid, now)
         for tp, epoch, _ in [] if call.replaced else call.asked:
@@ -270,8 +280,8 @@ class Fetches:
         size = sum(len(part[6]) for part in answer)
         if not late:
             self._silences = 0
-            if size * 4 >= call.bytes * 3 and now - call.sent <= SWIFT_S:
-                self._bytes = min(max(self._bytes, call.bytes * 2), self._config.fetch_bytes)
+            if size * 4 >= call.size * 3 and now - call.sent <= SWIFT_S:
+                self._size = min(max(self._size, call.size * 2), self._most)
         self._choice.answered(call.gid, call.rid)
         self._counted.fetched(size, now - call.sent, now)
         # Empty, and without waiting: this replica has no slot for another call that waits. With news in it,

@@ -278,17 +278,16 @@ class Positions:
         if state is not None and state.epoch == epoch:
             state.error = error
 
-    def wanted(self, now: float, under_way_bytes: int, call_bytes: int) -> tuple[list[PartitionState], int]:
-        """Partitions to fetch now, the emptiest first, and for how many calls of ``call_bytes`` there is room
-        beside ``under_way_bytes``: what the calls under way may bring."""
+    def wanted(self, now: float, under_way_bytes: int, least: int) -> tuple[list[PartitionState], int]:
+        """Partitions to fetch now, the emptiest first, and how many bytes the memory has room for beside
+        ``under_way_bytes``, what the calls under way may bring. ``least``: what a call asks for at least."""
         states = self._states.values()
-        used = sum(s.buffered for s in states) + under_way_bytes
-        calls = max((self._buffer_bytes - used) // call_bytes, 0 if used else 1)
+        room = self._buffer_bytes - sum(s.buffered for s in states) - under_way_bytes
         # One partition may fill half of the memory, so that the others get their turn.
         share = max(self._buffer_bytes // 2, 1)
         ready = [s for s in states if s.fetchable(now)]
-        self.starved = calls == 0 or any(s.buffered >= share for s in ready)
-        return sorted((s for s in ready if s.buffered < share), key=lambda s: s.buffered), calls
+        self.starved = room < least or any(s.buffered >= share for s in ready)
+        return sorted((s for s in ready if s.buffered < share), key=lambda s: s.buffered), room
 
     def awaits(self, asked: Iterable[tuple[TopicPartition, int, int]]) -> bool:
         """Whether an answer to this fetch (partition, epoch, offset) is still of use."""

@@ -14,6 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session
 
 from escrowmq.feedback.database.async_fence import another_engine, asynchronous, engine_of, with_core_of
+from escrowmq.feedback.database.failures import is_away
 from escrowmq.feedback.database.inbox import (
     INBOX_TABLE,
     Entered,
@@ -108,7 +109,7 @@ class AsyncInbox:
     @staticmethod
     def is_away(error: BaseException) -> bool:
         """See ``Inbox.is_away``."""
-        return Inbox.is_away(error)
+        return is_away(error)
 
     async def purge(self, admin: GroupOffsets | None, *, keep_s: float = KEEP_S) -> InboxPurged:
         """See ``Inbox.purge``; runs in a helper thread."""

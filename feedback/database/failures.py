@@ -12,6 +12,7 @@ import sqlite3
 import traceback
 
 from escrowmq.feedback.database.errors import NoDatabaseTransaction, NotPrimary, TableMissing
+from escrowmq.feedback.states import AnotherTable
 
 
 class StatementFailure(enum.Enum):
@@ -138,13 +139,15 @@ _AWAY_NAMES = ("SQLITE_CANTOPEN", "SQLITE_IOERR", "SQLITE_FULL", "SQLITE_READONL
 
 
 def is_away(error: BaseException) -> bool:
-    """Whether an error says that the database cannot be reached or takes no work now, whatever it is asked.
+    """Whether an error says that the database cannot be reached or takes no work now, whatever it is asked;
+    or that it has no table of the fence's or the inbox's, or is another one than theirs (``AnotherTable``):
+    somebody has to set it up, and no message is to blame.
 
     Not a lock, a deadlock or a time-out of one statement: those may be the statement's own doing, and come
     again with it. A driver of PostgreSQL has no code for a server that is not there: a connection that cannot
     be opened, or was lost, is an operational error without one. asyncpg lets out the system's error, which
     says by its frames alone that a database was meant."""
-    if isinstance(error, NotPrimary):
+    if isinstance(error, NotPrimary | AnotherTable):
         return True
     if getattr(error, "connection_invalidated", False):
         return True

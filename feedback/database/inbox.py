@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from escrowmq.feedback.database.durability import refuse_another_transaction, warn_of_lost_commits
-from escrowmq.feedback.database.errors import DatabaseMisused, TableMissing, WrongDatabase
+from escrowmq.feedback.database.errors import DatabaseMisused
 from escrowmq.feedback.database.failures import explained, is_away
 from escrowmq.feedback.database.links import Link
 from escrowmq.feedback.database.opening import database_of
@@ -434,9 +434,8 @@ class Inbox:
     @staticmethod
     def is_away(error: BaseException) -> bool:
         """Whether an error says that the database cannot be reached, or takes no work now: see
-        ``escrowmq.integrations.database_is_away``; or that it is not the one with the inbox's table. ``run``
-        asks this, and waits: it says nothing about a record."""
-        return is_away(error) or isinstance(error, TableMissing | WrongDatabase)
+        ``escrowmq.integrations.database_is_away``. ``run`` asks this, and waits."""
+        return is_away(error)
 
     def enter(self, link: Link, record: StoredRecord) -> Entered | None:
         """Write the record's row; None if it was there."""

@@ -303,6 +303,17 @@ def test_the_pages_have_ratios_quartiles_versions_settings_and_failures(tmp_path
     assert "`tx-64` failed: refused" in figures
 
 
+def test_the_readme_compares_with_batches_of_the_other_where_they_were_measured(tmp_path: Path) -> None:
+    """Our client makes batches by itself: against single sends it would look better than it is."""
+    results = Results(tmp_path / "peers.json")
+    ours, theirs = {"plain-256": _rate(400)}, {"plain-256": _rate(10), "plain-batch-256": _rate(100)}
+    run = Run("rocketmq", [_round(ours, theirs, "rocketmq")], warm_cpu_s=60.0)
+    results.put({"began": "one", "versions": "1", "revision": "abc", "seconds": 2} | plain(run))
+    said = page.quote(results, PEERS)
+    assert "plain messages of 256 B: 4.0 (RocketMQ, SYNC_MASTER, in its own batches)" in said
+    assert "40" not in said
+
+
 def test_the_pages_are_written_between_their_marks(tmp_path: Path) -> None:
     results = Results(tmp_path / "peers.json")
     results.put(_saved("one"))

@@ -99,7 +99,7 @@ def consumer(network, partitions, **settings):
     positions.assign({("t", p): 0 for p in range(partitions)}, ())
     for state in positions.states():
         positions.resolve(state.tp, state.epoch, 0)
-    return positions, Fetches(positions, ReplicaChoice(REPLICAS), config, network.start)
+    return positions, Fetches(positions, ReplicaChoice(REPLICAS), config, network.start, first_bytes=100)
 
 
 def test_news_of_one_partition_does_not_keep_the_others_from_being_asked_for_at_once():
@@ -421,3 +421,42 @@ def test_a_small_buffer_bounds_the_default_of_a_fetch_and_contradicts_a_larger_o
     assert ConsumerConfig(buffer_bytes=1 << 20).fetch_bytes == 1 << 20
     with pytest.raises(ConfigError, match="fetch_bytes must not exceed"):
         ConsumerConfig(buffer_bytes=1 << 20, fetch_bytes=2 << 20)
+
+
+def test_calls_that_park_at_idle_replicas_leave_room_for_a_busy_one():
+    """Eight broker groups: while one of them is read with calls of 4 MiB, those that wait at the others hold
+    no more memory than they would bring."""
+    settings = ConsumerConfig(fetch_calls_in_flight=2)
+    positions = Positions(fetch_bytes=settings.fetch_bytes, buffer_bytes=settings.buffer_bytes, linger_s=0.0)
+    sent: dict[int, tuple[int, int]] = {}  # token -> group, bytes
+
+    def start(gid: int, rid: int, args: tuple[Any, ...], token: int) -> None:
+        sent[token] = gid, args[1]
+
+    fetches = Fetches(positions, ReplicaChoice(1), settings, start)
+    positions.assign({("busy", 0): 0, **{(f"idle{gid}", 0): gid for gid in range(1, 8)}}, [])
+    for state in positions.states():
+        positions.resolve(state.tp, state.epoch, 0)
+        if state.gid:
+            state.log_start = state.log_end = 0
+
+    def answered(token: int, size: int, now: float) -> None:
+        gid, _ = sent.pop(token)
+        topic = f"idle{gid}" if gid else "busy"
+        fetches.answered(
+            token, [(topic, 0, ResultCode.OK, 0, 1 << 40 if size else 0, [], bytes(size))], None, now
+        )
+
+    now, busy_calls = 0.0, 0
+    for turn in range(120):
+        fetches.advance(now)
+        for token, (gid, size) in list(sent.items()):
+            if gid == 0:
+                busy_calls += 1
+                answered(token, size, now + 0.005)
+                positions.states()[0].restart(0)
+            elif turn % 50 == 49:
+                answered(token, 0, now + 0.005)  # it has waited for a quarter of a second
+        now += 0.005
+    assert busy_calls >= 110, "nearly one in each turn"
+    assert max(size for gid, size in sent.values() if gid) <= 1 << 20

@@ -17,7 +17,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from escrowmq.integrations import AsyncInbox, Inbox, NotPrimary, TableMissing, database_is_away
+from escrowmq.integrations import AsyncInbox, Inbox, NotPrimary, TableMissing, WrongDatabase, database_is_away
 from tests.support.database_servers import Server, free_port
 from tests.support.waiting import wait_until
 
@@ -53,6 +53,8 @@ def through(module: str, error: OSError) -> OSError:
 
 MYSQLCLIENT = "MySQLdb._exceptions"
 AWAY = [
+    TableMissing("no table"),  # somebody forgot to set it up: no message is to blame
+    WrongDatabase("another one"),
     psycopg.OperationalError("consuming input failed: server closed the connection unexpectedly"),
     psycopg.errors.AdminShutdown("terminating connection due to administrator command"),
     psycopg.errors.CrashShutdown(),
@@ -97,7 +99,6 @@ NOT_AWAY = [
     through("asyncpg.protocol.protocol", TimeoutError()),  # of one statement
     through("shop.partner", ConnectionResetError()),
     of_sqlalchemy(psycopg.errors.DeadlockDetected()),
-    TableMissing("no table"),
     ConnectionRefusedError("of a partner"),
     ValueError("of the record"),
 ]

@@ -28,7 +28,7 @@ from escrowmq.integrations import (
     OutboxRelay,
     TableMissing,
 )
-from escrowmq.replication.errors import TransactionSettled
+from escrowmq.replication.errors import EscrowMQError, OutcomeUnknown, TransactionSettled
 from escrowmq.testing import InMemoryCluster
 from tests.support.inboxes import Accounts, race, record
 from tests.support.shops import DRIVERS, LEVELS, Shop, ShopMaker, closing_shops
@@ -327,3 +327,71 @@ def test_a_redelivered_record_becomes_one_message_in_the_ways_of_the_guide(tmp_p
         with cluster.consumer("reader", ["invoices"], auto_offset_reset="earliest") as reader:
             read = [len(reader.poll(timeout_s=1.0)) for _ in range(3)]
         assert sum(read) == (2 if way == "obvious" else 1)
+
+
+LOST = [
+    ("prepare", False),
+    ("prepare", True),
+    ("commit", False),
+    ("commit", True),
+    ("send", False),
+    ("send", True),
+]
+
+
+@pytest.mark.parametrize("way", ["exception", "outbox"])
+@pytest.mark.parametrize(("what", "carried_out"), LOST)
+@pytest.mark.parametrize("tries", [1, 3])
+def test_each_row_has_one_message_whatever_answer_is_lost(
+    tmp_path: Path, way: str, what: str, carried_out: bool, tries: int
+) -> None:
+    """As the guide says it: whatever raises, the record comes again, until its handling ends without error.
+    ``tries``: how often in a row such an answer is lost."""
+    with closing_shops(None, tmp_path, False) as make, InMemoryCluster() as cluster:
+        shop = make()
+        cluster.admin.create_topic("invoices")
+        inbox, outbox = Inbox(shop.engine, group="billing"), Outbox(shop.engine)
+        inbox.create_table()
+        outbox.create_table()
+        relay = OutboxRelay(outbox, cluster, app="relay")
+        producer = cluster.producer(app="shop", tx_status_querier=shop.fence)
+        records = [StreamRecord("orders", 0, n, 7, None, b"%d" % n, {}, None) for n in range(3)]
+
+        def handle(record: StreamRecord) -> None:
+            invoice = Message("invoices", record.value)
+            if way == "outbox":
+                with shop.engine.begin() as db, inbox.once(db, record) as first:
+                    if first:
+                        outbox.send(db, invoice)
+                relay.send_waiting()
+                return
+            with (
+                contextlib.suppress(HandledBefore),
+                shop.fence.transaction(producer, invoice) as (_, db),
+                inbox.once(db, record) as first,
+            ):
+                if not first:
+                    raise HandledBefore
+
+        for record in records:
+            left = tries
+            for _ in range(10):
+                if left:
+                    cluster.fail_next(what, OutcomeUnknown, carried_out=carried_out)
+                    left -= 1
+                try:
+                    handle(record)
+                except EscrowMQError:
+                    cluster.clock.advance(90.0)
+                else:
+                    break
+            else:
+                raise AssertionError("it is never handled")
+            handle(record)  # a redelivery, since the offset's commit was lost
+        for _ in range(3):
+            cluster.clock.advance(90.0)
+            relay.send_waiting()
+        relay.close()
+        with cluster.consumer("reader", ["invoices"], auto_offset_reset="earliest") as reader:
+            read = [record.value for _ in range(6) for record in reader.poll(timeout_s=1.0)]
+        assert sorted(read) == [b"0", b"1", b"2"]
