@@ -23,13 +23,20 @@ class Nats(Peer):
     durable = "fsync on a majority of three"
     settings = (
         "three servers, streams with three replicas (R3) in files, `sync_interval: always`; nats-py on "
-        "uvloop, connected to the stream's leader, at most 4,000 unanswered messages"
+        "uvloop, connected to the stream's leader, at most 4,000 unanswered messages; not stopped while "
+        "EscrowMQ runs"
     )
     rows = (PLAIN_256, PLAIN_1K, READING, LONE_PLAIN)
     sync: ClassVar[str] = "always"
 
     def install(self) -> None:
         self._program()
+
+    def pause(self) -> None:
+        """Nothing: stopped servers lose their leaders, and streams answer late or not at all when they go on.
+
+        At rest they need no processor time worth the name; it is JVMs that do.
+        """
 
     def _program(self) -> Path:
         program = self.packages.pip() / "bin/nats-server"

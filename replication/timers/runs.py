@@ -17,6 +17,8 @@ from escrowmq.replication.timers.record import KEY_BYTES, RECORD_BYTES, living, 
 _BEHIND = b"\xff" * (RECORD_BYTES - KEY_BYTES + 1)
 #: Fewer records than this are not worth a slice.
 _SLICE_MIN = 32
+#: Of what is asked for, so many times as much may be read in vain, before less is returned.
+_WASTE_MAX = 4
 
 
 class Run(Protocol):
@@ -81,25 +83,37 @@ def read_on(runs: Sequence[Run], after: bytes, before: bytes, count: int) -> tup
     """About ``count`` records of keys higher than ``after`` and lower than ``before``, in order, with all
     copies of each key, also the killed ones; and the last of these keys if more may follow, else None.
     Raises CorruptLog."""
-    starts = [(run, row) for run in runs if (row := run.row_at(behind(after))) < len(run)]
-    each = max(2 * count // max(len(starts), 1), _SLICE_MIN)
+    starts = [
+        (run.rows(row, 1)[0], n, row)
+        for n, run in enumerate(runs)
+        if (row := run.row_at(behind(after))) < len(run)
+    ]
+    starts.sort()
+    each, room = max(2 * count // max(len(starts), 1), _SLICE_MIN), count
     while True:
         found: list[bytes] = []
         stop = before
-        for run, row in starts:
-            part = run.rows(row, each)
+        for first, n, row in starts:
+            if first >= stop:
+                break  # this run and all further ones begin behind what is returned
+            if stop == before and len(found) >= room and first[:KEY_BYTES] > starts[0][0][:KEY_BYTES]:
+                stop = first[:KEY_BYTES]  # all runs so far were short, and are read to their ends
+                break
+            part = runs[n].rows(row, each)
             found += part
-            if row + len(part) < len(run):
+            if row + len(part) < len(runs[n]):
                 stop = min(stop, part[-1][:KEY_BYTES])
+        taken = len(found)
         found.sort()
         if found and found[0] <= behind(after):  # or readers would go round in circles
             raise CorruptLog(f"timers are not in order behind {after.hex()}")
         del found[bisect_left(found, stop) :]
         if stop == before:
             return found, None
-        if found:
+        # Runs that lie one after the other share no stretch of keys: then a slice of each is too little.
+        if found and (4 * len(found) >= count or taken >= _WASTE_MAX * count):
             return found, found[-1][:KEY_BYTES]
-        each *= 4  # a key with this many copies: none is ever
+        each, room = 4 * each, 4 * room  # or a key has this many copies, which none ever has
 
 
 def in_order(runs: Sequence[Run], after: bytes, count: int) -> Iterator[list[bytes]]:
