@@ -77,13 +77,20 @@ def leaves(section: type[Any]) -> Iterator[Leaf]:
 
 def nearest(wrong: str, known: Collection[str], groups: Collection[str] = ()) -> str:
     """``did you mean …?`` for a misspelt name, or where all names are listed."""
-    everything = [*known, *groups]
-    found = difflib.get_close_matches(wrong, everything, n=1, cutoff=0.6)
-    if not found:  # perhaps the key is right and its section is not
-        last = wrong.rsplit(".", 1)[-1]
-        found = [path for path in everything if path.rsplit(".", 1)[-1] == last][:1]
-    if found:
-        return f"did you mean {found[0]!r}?"
+    dot = DELIMITER if wrong.startswith(PREFIX) else "."
+    section, _, name = wrong.rpartition(dot)
+    names = {path: path.rpartition(dot)[2] for path in (*known, *groups)}
+    sections = {path.rpartition(dot)[0] for path in known} - {""}
+    # The section is compared for itself: as a part of the name it would make everything in it alike.
+    here = {names[path]: path for path in names if path.rpartition(dot)[0] == section}
+    alike = difflib.get_close_matches(name, here, n=1, cutoff=0.7)
+    near = difflib.get_close_matches(section, sections, n=1, cutoff=0.7) if section not in sections else []
+    found = [path for path in names if names[path] == name][:1]  # perhaps only the section is wrong
+    found = (
+        [path for one in near if (path := one + dot + name) in names] or found or [here[one] for one in alike]
+    )
+    if found or near:
+        return f"did you mean {(found or near)[0]!r}?"
     return "docs/configuration.md lists all of them"
 
 

@@ -8,7 +8,16 @@ from pathlib import Path
 import pytest
 
 from escrowmq.cluster import config_doc, guide_doc
-from escrowmq.cluster.config import Config, all_leaves, leaves, load_config, override, reason, variable_of
+from escrowmq.cluster.config import (
+    Config,
+    all_leaves,
+    leaves,
+    load_config,
+    nearest,
+    override,
+    reason,
+    variable_of,
+)
 from escrowmq.replication.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
@@ -97,6 +106,24 @@ def test_a_misspelt_variable_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("ESCROWMQ_BROKER__SEGMENT_BITES", "1")
     with pytest.raises(ConfigError, match="did you mean 'ESCROWMQ_BROKER__SEGMENT_BYTES'"):
         load_config()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "hint"),
+    [
+        ("producer.acks", "docs/configuration.md lists all of them"),
+        ("broker.retention", "docs/configuration.md lists all of them"),
+        ("consumer.group_id", "docs/configuration.md lists all of them"),
+        ("broker.segment_size", "did you mean 'broker.segment_bytes'?"),
+        ("producer.fetch_bytes", "did you mean 'consumer.fetch_bytes'?"),
+        ("feedbak.shards", "did you mean 'feedback.shards'?"),
+        ("feedbak.shard", "did you mean 'feedback'?"),
+    ],
+)
+def test_a_name_of_other_systems_gets_no_hint_that_leads_astray(wrong: str, hint: str) -> None:
+    """Of two names, the section counted as likeness: ``producer.acks`` was told ``producer.part_bytes``."""
+    known = [leaf.path for leaf in all_leaves()]
+    assert nearest(wrong, known, {path.rpartition(".")[0] for path in known}) == hint
 
 
 def test_an_unknown_argument_is_refused_with_the_nearest_name() -> None:

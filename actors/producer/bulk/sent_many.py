@@ -243,7 +243,9 @@ def send_table(
     try:
         from escrowmq.actors.producer.encoding.table_rows import TableRows, times_of_table
     except ImportError as error:
-        raise NotSupported(f"send_table needs pyarrow and numpy; install them: {error}") from error
+        raise NotSupported(
+            f"send_table needs pyarrow and numpy: pip install 'escrowmq[arrow]' ({error})"
+        ) from error
     core.check_open()
     count = core.encoder.partitions(check_topic(topic))
     rows = TableRows(core.config, topic, count, table, value, key, partition, core.encoder.pack_column)

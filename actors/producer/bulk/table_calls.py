@@ -37,7 +37,7 @@ def transactions_of_table(
         from escrowmq.actors.producer.bulk.bulk_tables import COLUMNS_OF_DECISIONS, send_transactions_table
     except ImportError as error:
         raise NotSupported(
-            f"send_transactions_table needs pyarrow and numpy; install them: {error}"
+            f"send_transactions_table needs pyarrow and numpy: pip install 'escrowmq[arrow]' ({error})"
         ) from error
     core.check_open()
     if local is not None:
