@@ -77,6 +77,9 @@ def main(
         report.save(output)
         if page is not None:
             write_page(report.figures, page)
+    except BaseException:
+        report.save(output)  # what was measured before
+        raise
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -24,6 +24,7 @@ from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.actors.producer.producer import Producer
 from escrowmq.replication.format import ops
 from escrowmq.replication.format.codec import encode_row
+from escrowmq.replication.limits import NUMBER_MAX
 
 PER_REQUEST = 1_000
 REQUESTS_UNDER_WAY = 4
@@ -86,7 +87,7 @@ def open_many(
             if len(waiting) >= REQUESTS_UNDER_WAY:
                 _check(result_of(waiting.popleft(), 60.0))
             ids = [f"{prefix}{n}" for n in range(first, min(first + PER_REQUEST, wanted))]
-            request = _request(app, topic, ids, timeout_ms)
+            request = request_of(app, topic, ids, timeout_ms)
             waiting.append(router.submit(GROUP, request, 60.0))
         while waiting:
             _check(result_of(waiting.popleft(), 60.0))
@@ -94,7 +95,8 @@ def open_many(
         router.close()
 
 
-def _request(app: str, topic: str, ids: list[str], timeout_ms: int) -> bytes:
+def request_of(app: str, topic: str, ids: list[str], timeout_ms: int) -> bytes:
+    """PREPAREs of one message each."""
     rows = [encode_row(b"key", os.urandom(TX_BYTES), None, tx_id) for tx_id in ids]
     frames = []
     for partition in range(PARTITIONS):
@@ -103,7 +105,9 @@ def _request(app: str, topic: str, ids: list[str], timeout_ms: int) -> bytes:
             sizes = [len(rows[n]) for n in mine]
             frames.append(ops.pre_message(topic, partition, mine, sizes, [rows[n] for n in mine]))
     digests = [google_crc32c.value(row) for row in rows]
-    return ops.prepare(app, topic, ids, None, timeout_ms, 0, digests, -1, len(frames)) + b"".join(frames)
+    extra = ops.PrepareExtra(heard_ms=NUMBER_MAX)  # never late: the ids are new in each run
+    prepare = ops.prepare(app, topic, ids, None, timeout_ms, 0, digests, -1, len(frames), extra)
+    return prepare + b"".join(frames)
 
 
 def _check(results: list[list[object]]) -> None:

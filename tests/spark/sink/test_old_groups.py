@@ -2,47 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from escrowmq.replication.format import ops
-from escrowmq.replication.format.codec import decode_ops, encode_command
-from escrowmq.replication.model import ResultCode
 from escrowmq.replication.replica.validation import parse_request
-from escrowmq.replication.state.machine import StateMachine
 from escrowmq.spark_integration.sink.link import roll_back_chunks
 from escrowmq.spark_integration.sink.task import Rows, _PendingRows, marker
+from tests.support.forgetting_group import TOPIC, ForgettingGroup
 
-APP, TOPIC, TIMEOUT_MS, GROUPS = "spark", "t", 60_000, 8
-
-
-class Group:
-    """The state of one group that remembers one settled transaction at least, and two at most."""
-
-    def __init__(self) -> None:
-        self.state, self._index = StateMachine(0, GROUPS), 1
-        self.apply(ops.settings({"settled_generation": 1}))
-        self.apply(ops.create_topic(TOPIC, {}))
-
-    def apply(self, request: bytes) -> Any:
-        self._index += 1
-        (*_, result) = self.state.apply(
-            self._index, encode_command([request], len(decode_ops(request)), 1_000 * self._index)
-        )
-        return result
-
-    def forget(self) -> None:
-        for number in range(6):
-            tx_ids = [f"x{number}"]
-            extra = ops.PrepareExtra(heard_ms=1_000 * self._index)
-            assert self.apply(ops.prepare("app", TOPIC, tx_ids, None, 0, 0, [1], -1, 0, extra)) == [0]
-            self.apply(ops.Rollback("app", tx_ids, ops.BY_PRODUCER, [], [], -1).frame())
-        assert self.state.forgotten_ms > 0
-
-    def opens(self, request: bytes) -> bool:
-        parse_request(request, group_and_count=(0, GROUPS))
-        return self.apply(request)[0] != ResultCode.PARTIAL
+APP, TIMEOUT_MS, GROUPS = "spark", 60_000, 8
 
 
 def chunk(tx_id: str, home_group: int, home_index: int | None) -> bytes:
@@ -55,13 +23,13 @@ def chunk(tx_id: str, home_group: int, home_index: int | None) -> bytes:
 def test_a_chunk_is_opened_by_a_group_that_has_begun_to_forget(
     home_group: int, home_index: int | None
 ) -> None:
-    group = Group()
+    group = ForgettingGroup()
     group.forget()
     assert group.opens(chunk("c", home_group, home_index))
 
 
 def test_a_marker_is_opened_by_a_group_that_has_begun_to_forget() -> None:
-    group = Group()
+    group = ForgettingGroup()
     group.forget()
     assert group.opens(marker(APP, TOPIC, "c", "epoch", TIMEOUT_MS, 3))
 
